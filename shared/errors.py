@@ -1,0 +1,150 @@
+"""Every error that Flare raises on purpose, with the code that travels on the wire.
+
+Two families: a `RequestError` costs one request and is shown to its client; a `ProcessError` says that a service, a
+region or a contract is broken. Runs in every process; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FlareError(Exception):
+    """Root of the hierarchy. `code` is stable and travels in messages and logs."""
+
+    code: ClassVar[str] = "internal_error"
+
+
+class RequestError(FlareError):
+    """Costs exactly one request. `status` is the HTTP status, `param` the field at fault."""
+
+    code: ClassVar[str] = "request_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """The client sent something that cannot be served as it stands."""
+
+    code: ClassVar[str] = "invalid_request"
+    status: ClassVar[int] = 400
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt and output cannot fit the context of the core."""
+
+    code: ClassVar[str] = "context_length_exceeded"
+
+
+class NotBuilt(InvalidRequest):
+    """A known field that this version refuses rather than ignores."""
+
+    code: ClassVar[str] = "unsupported_parameter"
+
+
+class ModelNotFound(RequestError):
+    """The `model` field names a model that is not served here."""
+
+    code: ClassVar[str] = "model_not_found"
+    status: ClassVar[int] = 404
+
+
+class BodyTooLarge(RequestError):
+    """The request body exceeds the limit that follows the context size."""
+
+    code: ClassVar[str] = "body_too_large"
+    status: ClassVar[int] = 413
+
+
+class Overloaded(RequestError):
+    """The bounded queue is full; `Retry-After` goes with it."""
+
+    code: ClassVar[str] = "overloaded"
+    status: ClassVar[int] = 429
+
+
+class Unavailable(RequestError):
+    """A service that this request needs is not there (loading, dead, draining)."""
+
+    code: ClassVar[str] = "service_unavailable"
+    status: ClassVar[int] = 503
+
+
+class StateLost(RequestError):
+    """The process that held this request's state died mid-stream."""
+
+    code: ClassVar[str] = "state_lost"
+    status: ClassVar[int] = 503
+
+
+class RoundFailed(RequestError):
+    """The device reported error bits for this request's lane."""
+
+    code: ClassVar[str] = "round_failed"
+    status: ClassVar[int] = 500
+
+
+class ProcessError(FlareError):
+    """A service cannot go on as it is."""
+
+    code: ClassVar[str] = "process_error"
+
+
+class ContractBreach(ProcessError):
+    """A peer sent something that the contract forbids."""
+
+    code: ClassVar[str] = "contract_breach"
+
+
+class ManifestError(ProcessError):
+    """A core's manifest is unreadable, of another ABI, or inconsistent."""
+
+    code: ClassVar[str] = "manifest_error"
+
+
+class CheckpointError(ProcessError):
+    """A checkpoint is missing tensors, has surplus ones, or of the wrong shape, dtype or quantisation."""
+
+    code: ClassVar[str] = "checkpoint_error"
+
+
+class MemoryRefused(ProcessError):
+    """Weights, state, graphs and pages do not fit; the message is the memory bill."""
+
+    code: ClassVar[str] = "memory_refused"
+
+
+class RegionError(ProcessError):
+    """A shared-memory or CUDA IPC region cannot be made, opened or probed; the message names the remedy."""
+
+    code: ClassVar[str] = "region_error"
+
+
+class Unroutable(ProcessError):
+    """A message was addressed to a peer that is not connected."""
+
+    code: ClassVar[str] = "unroutable"
+
+
+class StaleRecord(ProcessError):
+    """A completion record or plan belongs to another epoch, sequence or incarnation."""
+
+    code: ClassVar[str] = "stale_record"
+
+
+def _wire_codes(root: type[RequestError]) -> dict[str, type[RequestError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_wire_codes(child))
+    return found
+
+
+REQUEST_ERRORS = _wire_codes(RequestError)
+
+
+def request_error(code: str, message: str, param: str | None = None) -> RequestError:
+    """The error that a wire code names; an unknown code becomes a plain `RequestError`."""
+    return REQUEST_ERRORS.get(code, RequestError)(message, param=param)

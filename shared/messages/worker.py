@@ -1,0 +1,26 @@
+"""What a worker receives, all of it from the scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.messages.common import Message
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """Answer to `WorkerHello`, also sent by a new scheduler: drain, reset the slots, answer `Attached`."""
+
+
+class Replay(Message, frozen=True, kw_only=True):
+    """Replay graph `graph` as round `sequence`; its plan lies in plan frame `sequence & 1`."""
+
+    sequence: int
+    graph: int
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Finish queued rounds, then exit with code 0."""
+
+
+ToWorker = Attach | Replay | Drain
+TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
