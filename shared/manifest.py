@@ -141,6 +141,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return tuple(sorted((g.batch_capacity, g.token_capacity) for g in self.graphs if g.kind == kind))
 
 
+def largest_chunk(manifest: Manifest) -> int:
+    """Most prompt tokens that one round takes: the size of a plan frame's chunk field."""
+    return max((g.token_capacity for g in manifest.graphs if g.kind in ("prefill", "mixed")), default=1)
+
+
 def check(manifest: Manifest) -> Manifest:
     """The manifest itself, if this version can serve it. Raises `ManifestError` naming the fault."""
     if manifest.abi != ABI:

@@ -1,0 +1,36 @@
+"""How a worker runs: one frozen value, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shared.errors import ProcessError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """`headroom_bytes` stay free on the device; `threads` None takes every core; times in seconds."""
+
+    core: Path
+    run_dir: Path
+    device: Literal["cpu", "cuda"] = "cpu"
+    frames: Literal["ipc", "host"] = "ipc"
+    deterministic: bool = False
+    concurrency: int | None = None
+    headroom_bytes: int = GIB // 2
+    threads: int | None = None
+    drain_timeout: float = 40.0
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":
+            raise ProcessError(f"device {self.device!r} is not built yet: this version runs on the CPU")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ProcessError("concurrency must be at least one")
+        if self.headroom_bytes < 0:
+            raise ProcessError("headroom cannot be negative")
+        if self.threads is not None and self.threads < 1:
+            raise ProcessError("threads must be at least one")

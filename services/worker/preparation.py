@@ -1,0 +1,70 @@
+"""From a core folder to a frozen catalog: bill, weights, warm-up, capture.
+
+Runs once, in the launch thread. Refuses with the bill before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass
+from time import perf_counter
+
+import psutil
+import structlog
+import torch
+from recipes.registry import find
+
+from recipes.declaration import LoadConfig
+from services.worker.arena import prepare_bill
+from services.worker.catalog import Catalog
+from services.worker.config import WorkerConfig
+from shared import regions
+from shared.frames import FRAMES, Layout, completion_layout, plan_layout
+from shared.manifest import Manifest, largest_chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The two regions that scheduler and worker share, and their layouts."""
+
+    plan: regions.PosixRegion
+    completion: regions.PosixRegion
+    plan_layout: Layout
+    completion_layout: Layout
+
+    def close(self) -> None:
+        """Removes both regions."""
+        self.plan.close()
+        self.completion.close()
+
+
+def create_frames(manifest: Manifest, instance: int) -> Frames:
+    """Two plan frames and two completion frames in shared memory."""
+    plans = plan_layout(manifest.geometry, largest_chunk(manifest))
+    completions = completion_layout(manifest.geometry)
+    plan = regions.create("plan", FRAMES * plans.nbytes, instance)
+    return Frames(plan, regions.create("completion", FRAMES * completions.nbytes, instance), plans, completions)
+
+
+def prepare(config: WorkerConfig, manifest: Manifest, frames: Frames) -> Catalog:
+    """A warmed, captured and frozen catalog. Raises `MemoryRefused`, `ManifestError` or `CheckpointError`."""
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    log, started = structlog.get_logger(), perf_counter()
+    geometry = manifest.geometry
+    load = LoadConfig(config.deterministic, geometry.concurrency, geometry.pages, geometry.snapshot_slots)
+    recipe = find(manifest.recipe)
+    layouts = (frames.plan_layout, frames.completion_layout)
+    available = psutil.virtual_memory().available
+    prepare_bill(recipe, manifest, load, layouts, config.headroom_bytes, available).check()
+    loaded = recipe.load(config.core, manifest, load)
+    log.info("worker.loaded", seconds=round(perf_counter() - started, 3))
+    catalog = Catalog(manifest, loaded.model, loaded.drafter, layouts, frames.plan.payload, frames.completion.payload)
+    catalog.warm()
+    catalog.capture()
+    # Everything alive now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    log.info("worker.captured", graphs=len(manifest.graphs), seconds=round(perf_counter() - started, 3))
+    return catalog

@@ -1,0 +1,110 @@
+"""The launch thread: it replays graphs in order and does nothing else.
+
+Commands come through a queue from the polling thread, completions go back through another, with an eventfd that wakes
+the poller. Two rounds may wait here; the device never waits for Python between them.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.worker.catalog import Catalog
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Replay graph `graph`."""
+
+    graph: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """After all queued rounds: empty the slots for scheduler `scheduler`."""
+
+    scheduler: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A round that is over; times in nanoseconds."""
+
+    sequence: int
+    graph: int
+    device_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDone:
+    """The slots are empty; the next round is `sequence`."""
+
+    scheduler: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The launch thread ended with an error: the worker cannot go on."""
+
+    error: BaseException
+
+
+Outcome = Finished | ResetDone | Crashed
+
+
+class LaunchThread(threading.Thread):
+    """Owns the catalog from `prepare` on: captured graphs are replayed by the thread that captured them."""
+
+    def __init__(self, prepare: Callable[[], Catalog]) -> None:
+        super().__init__(name="launch", daemon=True)
+        self._prepare = prepare
+        self._commands: queue.SimpleQueue[Launch | Reset | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.ready = threading.Event()
+
+    def submit(self, command: Launch | Reset | None) -> None:
+        """Queues a command; None ends the thread after what is queued."""
+        self._commands.put(command)
+
+    def outcomes(self) -> list[Outcome]:
+        """Everything that happened since the last call."""
+        try:
+            os.eventfd_read(self.wake)
+        except BlockingIOError:
+            return []
+        return [self._outcomes.get() for _ in range(self._outcomes.qsize())]
+
+    def _report(self, outcome: Outcome) -> None:
+        self._outcomes.put(outcome)
+        os.eventfd_write(self.wake, 1)
+
+    def run(self) -> None:
+        # The top of a process loop: whatever ends this thread must reach the poller, which ends the process.
+        try:
+            catalog = self._prepare()
+            self.ready.set()
+            self._serve(catalog)
+        except BaseException as error:
+            self._report(Crashed(error))
+        finally:
+            self.ready.set()
+
+    def _serve(self, catalog: Catalog) -> None:
+        last = time.perf_counter_ns()
+        while (command := self._commands.get()) is not None:
+            if isinstance(command, Reset):
+                catalog.reset()
+                self._report(ResetDone(command.scheduler, catalog.counter))
+                continue
+            begin = time.perf_counter_ns()
+            sequence = catalog.replay(command.graph)
+            end = time.perf_counter_ns()
+            self._report(Finished(sequence, command.graph, end - begin, begin - last))
+            last = end

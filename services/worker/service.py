@@ -1,0 +1,181 @@
+"""The worker process: a polling thread that speaks to the scheduler, and the launch thread that owns the device.
+
+It announces itself once its graphs are captured, replays what it is told, and reports each finished round. It decides
+nothing. When its scheduler goes, queued rounds drain and the slots wait for the next `Attach`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+import msgspec
+import structlog
+import zmq
+
+from services.worker.config import WorkerConfig
+from services.worker.preparation import create_frames, prepare
+from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
+from shared import regions
+from shared.channel import Client, RunDirectory
+from shared.errors import FlareError, Unroutable
+from shared.manifest import ABI, read
+from shared.messages.common import Message, new_instance
+from shared.messages.scheduler import Attached, RoundDone, WorkerBeat, WorkerFault, WorkerHello
+from shared.messages.worker import TO_WORKER, Attach, Drain, Replay, ToWorker
+
+BEAT_MS = 200
+SWITCH_INTERVAL_S = 0.0005
+
+
+class Worker:
+    """State of the polling thread."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._log = structlog.get_logger()
+        self._manifest = read(config.core)
+        self._digest = hashlib.sha256((config.core / "manifest.json").read_bytes()).hexdigest()
+        self._instance = new_instance()
+        self._frames = create_frames(self._manifest, self._instance)
+        self._launch = LaunchThread(lambda: prepare(config, self._manifest, self._frames))
+        self._scheduler = 0
+        self._sequence = 0
+        self._connected = False
+        self._signals = 0
+        self._deadline = float("inf")
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Serves until told to stop; returns the exit code."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        self._launch.start()
+        context = zmq.Context()
+        try:
+            while not self._launch.ready.wait(0.1):
+                if self._signals:
+                    return 0
+            if not self._launch.is_alive():
+                self._react(self._launch.outcomes(), None)
+                return self._code or 1
+            client = Client(context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER)
+            try:
+                self._serve(client)
+            finally:
+                client.close()
+        finally:
+            context.destroy(linger=200)
+            self._frames.close()
+        return self._code or 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._deadline = time.monotonic() + self._config.drain_timeout
+
+    def _serve(self, client: Client[ToWorker]) -> None:
+        poller = zmq.Poller()
+        for source in (client.socket, client.monitor, self._launch.wake):
+            poller.register(source, zmq.POLLIN)
+        next_beat = 0.0
+        while self._code is None:
+            poller.poll(BEAT_MS)
+            self._react(self._launch.outcomes(), client)
+            for connected in client.events():
+                self._on_connection(client, connected)
+            while (message := client.receive()) is not None:
+                self._on_message(message)
+            now = time.monotonic()
+            if self._connected and now >= next_beat:
+                self._send(client, WorkerBeat(instance=self._instance, sequence=self._sequence))
+                next_beat = now + BEAT_MS / 1000
+            if self._signals and (not self._connected or self._signals > 1 or now > self._deadline):
+                self._code = 0
+
+    def _on_connection(self, client: Client[ToWorker], connected: bool) -> None:
+        self._connected = connected
+        if not connected:
+            self._log.warning("worker.scheduler_lost")
+            self._scheduler = 0
+            return
+        geometry = self._manifest.geometry
+        self._send(
+            client,
+            WorkerHello(
+                instance=self._instance,
+                abi=ABI,
+                device=self._config.device,
+                device_uuid="cpu",
+                manifest_digest=self._digest,
+                plan_region=msgspec.msgpack.encode(self._frames.plan.handle),
+                completion_region=msgspec.msgpack.encode(self._frames.completion.handle),
+                slots=min(geometry.concurrency, self._config.concurrency or geometry.concurrency),
+                pages=geometry.pages,
+                snapshots=geometry.snapshot_slots,
+                process=os.getpid(),
+            ),
+        )
+
+    def _on_message(self, message: ToWorker) -> None:
+        if isinstance(message, Attach):
+            self._scheduler = message.instance
+            self._launch.submit(Reset(message.instance))
+        elif message.instance != self._scheduler:
+            self._log.warning("worker.stale_message", kind=type(message).__name__)
+        elif isinstance(message, Replay):
+            self._launch.submit(Launch(message.graph))
+        elif isinstance(message, Drain):
+            self._code = 0
+
+    def _react(self, outcomes: list[Outcome], client: Client[ToWorker] | None) -> None:
+        """Tells the scheduler what the launch thread did."""
+        for outcome in outcomes:
+            if isinstance(outcome, Crashed):
+                self._crash(outcome.error, client)
+                return
+            if isinstance(outcome, Finished):
+                self._sequence = outcome.sequence + 1
+                done = RoundDone(
+                    instance=self._instance,
+                    sequence=outcome.sequence,
+                    graph=outcome.graph,
+                    device_ns=outcome.device_ns,
+                    idle_ns=outcome.idle_ns,
+                )
+                self._send(client, done)
+            elif outcome.scheduler == self._scheduler:
+                self._sequence = outcome.sequence
+                self._log.info("worker.attached", scheduler=outcome.scheduler, sequence=outcome.sequence)
+                self._send(
+                    client,
+                    Attached(instance=self._instance, scheduler=outcome.scheduler, sequence=outcome.sequence),
+                )
+
+    def _crash(self, error: BaseException, client: Client[ToWorker] | None) -> None:
+        code = error.code if isinstance(error, FlareError) else "internal_error"
+        if isinstance(error, FlareError):
+            self._log.error("worker.failed", code=code, message=str(error))
+        else:
+            self._log.error("worker.failed", code=code, exc_info=error)
+        self._send(client, WorkerFault(instance=self._instance, code=code, message=str(error)[:2000]))
+        self._code = 1
+
+    def _send(self, client: Client[ToWorker] | None, message: Message) -> None:
+        if client is None:
+            return
+        try:
+            client.send(message)
+        except Unroutable:
+            # The scheduler is gone; the monitor says so too, and its successor resets every slot.
+            self._log.debug("worker.unsent", kind=type(message).__name__)
+
+
+def run(config: WorkerConfig) -> int:
+    """Runs a worker until it is told to stop; returns the process's exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    regions.sweep()
+    return Worker(config).run()
