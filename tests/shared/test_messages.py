@@ -1,0 +1,129 @@
+"""Golden bytes: a change of a message's wire form is a change of the contract and must be seen here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.errors import REQUEST_ERRORS, InvalidRequest, request_error
+from shared.messages import frontend, scheduler, worker
+from shared.messages.common import DraftCounts, Message, Sampling, TokenLogprobs, new_instance
+
+GOLDEN: list[tuple[Message, str]] = [
+    (worker.Attach(instance=1), "82a474797065a6417474616368a8696e7374616e636501"),
+    (
+        worker.Replay(instance=1, sequence=2, graph=3),
+        "84a474797065a65265706c6179a8696e7374616e636501a873657175656e636502a5677261706803",
+    ),
+    (
+        scheduler.Ack(instance=1, request="r", epoch=2, safe_upto=3),
+        "85a474797065a341636ba8696e7374616e636501a772657175657374a172a565706f636802a9736166655f7570746f03",
+    ),
+    (
+        scheduler.StoppedAt(instance=1, request="r", epoch=2, visible=3),
+        "85a474797065a953746f707065644174a8696e7374616e636501a772657175657374a172a565706f636802a776697369626c6503",
+    ),
+    (
+        scheduler.RoundDone(instance=1, sequence=2, graph=3, device_ns=4, idle_ns=5),
+        "86a474797065a9526f756e64446f6e65a8696e7374616e636501a873657175656e636502a5677261706803a96465766963655f6e7304"
+        "a769646c655f6e7305",
+    ),
+    (
+        frontend.Failed(instance=1, request="r", code="state_lost", message="m"),
+        "86a474797065a64661696c6564a8696e7374616e636501a772657175657374a172a4636f6465aa73746174655f6c6f7374"
+        "a76d657373616765a16da5706172616dc0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_wire_form_is_frozen(message: Message, golden: str) -> None:
+    assert msgspec.msgpack.encode(message).hex() == golden
+
+
+ROUND_TRIPS: list[tuple[Message, msgspec.msgpack.Decoder[Any]]] = [
+    (scheduler.FrontendHello(instance=1), scheduler.FROM_FRONTEND),
+    (
+        scheduler.Submit(
+            instance=1,
+            request="r/0",
+            prompt=(1, 2, 3),
+            sampling=Sampling(seed=(1 << 64) - 1, logit_bias=((3, -1.5),)),
+            max_tokens=4,
+            end_ids=(0,),
+        ),
+        scheduler.FROM_FRONTEND,
+    ),
+    (scheduler.Cancel(instance=1, request="r"), scheduler.FROM_FRONTEND),
+    (scheduler.WorkerBeat(instance=1, sequence=9), scheduler.FROM_WORKER),
+    (
+        frontend.Tokens(
+            instance=1,
+            sequence=4,
+            deltas=(
+                frontend.Delta(
+                    request="r",
+                    epoch=5,
+                    start=0,
+                    tokens=(7,),
+                    sources=(4,),
+                    logprobs=(TokenLogprobs(logprob=-0.5, top=((7, -0.5),)),),
+                    finish="stop",
+                    counts=DraftCounts(rounds=1, offered_prompt=3, accepted_prompt=2),
+                ),
+            ),
+        ),
+        frontend.FROM_SCHEDULER,
+    ),
+    (worker.Drain(instance=3), worker.TO_WORKER),
+]
+
+
+@pytest.mark.parametrize(("message", "decoder"), ROUND_TRIPS, ids=lambda value: type(value).__name__)
+def test_messages_survive_the_wire(message: Message, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    assert decoder.decode(msgspec.msgpack.encode(message)) == message
+
+
+def test_a_message_for_another_receiver_does_not_decode() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        worker.TO_WORKER.decode(msgspec.msgpack.encode(scheduler.FrontendHello(instance=1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("min_p", 1.5),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("repetition_penalty", 0.0),
+        ("logprobs", 21),
+        ("seed", -1),
+        ("logit_bias", ((10, 0.0),)),
+        ("logit_bias", ((1, 101.0),)),
+    ],
+)
+def test_sampling_values_out_of_range_name_their_field(field: str, value: object) -> None:
+    broken = msgspec.structs.replace(Sampling(), **{field: value})
+    with pytest.raises(InvalidRequest) as caught:
+        broken.checked(vocab_size=10)
+    assert caught.value.param == field
+
+
+def test_wire_codes_map_back_to_their_errors() -> None:
+    for code, kind in REQUEST_ERRORS.items():
+        assert type(request_error(code, "m", "p")) is kind
+    assert request_error("never heard of", "m").status == 500
+
+
+def test_instances_are_positive_and_differ() -> None:
+    found = {new_instance() for _ in range(100)}
+    assert len(found) == 100
+    assert all(0 < instance < 1 << 63 for instance in found)
