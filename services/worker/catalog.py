@@ -32,7 +32,7 @@ class Catalog:
         completions: memoryview,
     ) -> None:
         geometry = manifest.geometry
-        self._manifest, self._model, self._drafter = manifest, model, drafter
+        self._manifest, self.model, self._drafter = manifest, model, drafter
         self.state = RequestState(geometry.concurrency, geometry.vocab_size, geometry.hidden_size)
         self.snapshots = Snapshots(model, self.state, geometry.snapshot_slots)
         self.counter = 0
@@ -61,9 +61,9 @@ class Catalog:
         counts = {min(count, geometry.context_length) for count in (*range(1, widest + 1), *chunks)}
         for count in sorted(counts):
             lane = Lane(0, 0, count, 0, pages)
-            vectors = self._model.forward(rows_of(torch.zeros(count, dtype=torch.int64), (lane,)))
-            self._model.logits(vectors[:widest])
-            self._model.commit(lane, 0)
+            vectors = self.model.forward(rows_of(torch.zeros(count, dtype=torch.int64), (lane,)))
+            self.model.logits(vectors[:widest])
+            self.model.commit(lane, 0)
         self.reset()
 
     def reset(self) -> None:
@@ -71,9 +71,14 @@ class Catalog:
         self.state.clear()
         self.snapshots.clear()
         for slot in range(self.state.slots):
-            self._model.reset(slot)
+            self.model.reset(slot)
             if self._drafter is not None:
                 self._drafter.reset(slot)
+
+    @property
+    def taken_plan(self) -> bytes:
+        """The plan frame that the last replay took, as bytes."""
+        return self._taken.tobytes()
 
     def replay(self, index: int) -> int:
         """Runs graph `index` as the next round, returns its sequence. Raises `ContractBreach` for a foreign index."""

@@ -24,6 +24,8 @@ class WorkerConfig:
     headroom_bytes: int = GIB // 2
     threads: int | None = None
     drain_timeout: float = 40.0
+    record: Path | None = None
+    """Where to write every round's plan and times, for `flare bench replay`."""
 
     def __post_init__(self) -> None:
         if self.device != "cpu":

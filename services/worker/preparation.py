@@ -13,9 +13,9 @@ from time import perf_counter
 import psutil
 import structlog
 import torch
-from recipes.registry import find
 
 from recipes.declaration import LoadConfig
+from recipes.registry import find
 from services.worker.arena import prepare_bill
 from services.worker.catalog import Catalog
 from services.worker.config import WorkerConfig

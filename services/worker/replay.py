@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.catalog import Catalog
+from services.worker.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ Outcome = Finished | ResetDone | Crashed
 class LaunchThread(threading.Thread):
     """Owns the catalog from `prepare` on: captured graphs are replayed by the thread that captured them."""
 
-    def __init__(self, prepare: Callable[[], Catalog]) -> None:
+    def __init__(self, prepare: Callable[[], Catalog], recording: Recording | None = None) -> None:
         super().__init__(name="launch", daemon=True)
         self._prepare = prepare
+        self._recording = recording
         self._commands: queue.SimpleQueue[Launch | Reset | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -108,3 +110,5 @@ class LaunchThread(threading.Thread):
             end = time.perf_counter_ns()
             self._report(Finished(sequence, command.graph, end - begin, begin - last))
             last = end
+            if self._recording is not None:
+                self._recording.append(command.graph, catalog.taken_plan, begin, end)

@@ -19,6 +19,7 @@ import zmq
 
 from services.worker.config import WorkerConfig
 from services.worker.preparation import create_frames, prepare
+from services.worker.recording import Recording
 from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
 from shared import regions
 from shared.channel import Client, RunDirectory
@@ -42,7 +43,8 @@ class Worker:
         self._digest = hashlib.sha256((config.core / "manifest.json").read_bytes()).hexdigest()
         self._instance = new_instance()
         self._frames = create_frames(self._manifest, self._instance)
-        self._launch = LaunchThread(lambda: prepare(config, self._manifest, self._frames))
+        self._recording = Recording(config.record) if config.record else None
+        self._launch = LaunchThread(lambda: prepare(config, self._manifest, self._frames), self._recording)
         self._scheduler = 0
         self._sequence = 0
         self._connected = False
@@ -70,6 +72,8 @@ class Worker:
                 client.close()
         finally:
             context.destroy(linger=200)
+            if self._recording is not None:
+                self._recording.close()
             self._frames.close()
         return self._code or 0
 
