@@ -2,150 +2,24 @@
 
 The worker creates and writes a `CudaRegion`; every other process only reads it, because a foreign write stalls the
 worker (architecture.md, section 2). Memory comes from `cuMemAlloc`, never from a caching allocator, whose blocks an IPC
-handle cannot name. CUDA is imported on first use only, and nothing here falls back to another kind of memory.
+handle cannot name; and nothing here falls back to another kind of memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import Any, Protocol
 
 import structlog
 
+from shared.cuda_driver import SHOW_THE_GPU, CudaFailure, Driver, bind
 from shared.errors import RegionError
 from shared.regions import HEADER_BYTES, PosixRegion, RegionHandle, header, probe
 
 REMEDIES = {
-    1: "make the GPU visible to both processes (docker: the same --gpus; else CUDA_VISIBLE_DEVICES)",
+    1: SHOW_THE_GPU,
     201: "the two processes must be different ones and share the PID and IPC namespaces (docker: pid and ipc)",
 }
-
-
-class CudaFailure(Exception):
-    """A driver call failed. `number` and `name` are CUDA's own; callers here turn it into a `RegionError`."""
-
-    def __init__(self, number: int, name: str) -> None:
-        super().__init__(f"CUDA error {number} ({name})")
-        self.number, self.name = number, name
-
-
-class Driver(Protocol):
-    """What a region needs of the CUDA driver on one device; each call may raise `CudaFailure`. Sizes are in bytes."""
-
-    @property
-    def device_uuid(self) -> str: ...
-
-    def allocate(self, nbytes: int) -> int: ...
-
-    def free(self, pointer: int) -> None: ...
-
-    def export(self, pointer: int) -> bytes: ...
-
-    def open(self, handle: bytes) -> int: ...
-
-    def close(self, pointer: int) -> None: ...
-
-    def read(self, host: int, pointer: int, nbytes: int) -> None:
-        """Device to host; returns when the bytes are there. Never waits for work of another stream."""
-        ...
-
-    def write(self, pointer: int, data: bytes) -> None: ...
-
-    def register(self, host: int, nbytes: int) -> int:
-        """Page-locks host memory and returns the address by which kernels reach it."""
-        ...
-
-    def unregister(self, host: int) -> None: ...
-
-
-class _BoundDriver:
-    """The driver through `cuda.bindings`, on the primary context that torch uses too."""
-
-    def __init__(self, cuda: Any, device: Any, device_uuid: str) -> None:
-        self._cuda, self.device_uuid = cuda, device_uuid
-        (self._context,) = _values(cuda, cuda.cuDevicePrimaryCtxRetain(device))
-        # Non-blocking: a read must not wait for, nor hold up, the legacy default stream.
-        (self._stream,) = self._call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-
-    def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        # The current context belongs to a thread, and any thread may refresh a region.
-        _values(self._cuda, self._cuda.cuCtxSetCurrent(self._context))
-        return _values(self._cuda, getattr(self._cuda, name)(*arguments))
-
-    def allocate(self, nbytes: int) -> int:
-        return int(self._call("cuMemAlloc", nbytes)[0])
-
-    def free(self, pointer: int) -> None:
-        self._call("cuMemFree", pointer)
-
-    def export(self, pointer: int) -> bytes:
-        return bytes(self._call("cuIpcGetMemHandle", pointer)[0].reserved)
-
-    def open(self, handle: bytes) -> int:
-        wanted = self._cuda.CUipcMemHandle()
-        wanted.reserved = handle
-        flag = self._cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        return int(self._call("cuIpcOpenMemHandle", wanted, flag)[0])
-
-    def close(self, pointer: int) -> None:
-        self._call("cuIpcCloseMemHandle", pointer)
-
-    def read(self, host: int, pointer: int, nbytes: int) -> None:
-        self._call("cuMemcpyDtoHAsync", host, pointer, nbytes, self._stream)
-        self._call("cuStreamSynchronize", self._stream)
-
-    def write(self, pointer: int, data: bytes) -> None:
-        self._call("cuMemcpyHtoDAsync", pointer, data, len(data), self._stream)
-        self._call("cuStreamSynchronize", self._stream)
-
-    def register(self, host: int, nbytes: int) -> int:
-        cuda = self._cuda
-        flags = cuda.CU_MEMHOSTREGISTER_DEVICEMAP | cuda.CU_MEMHOSTREGISTER_PORTABLE
-        self._call("cuMemHostRegister", host, nbytes, flags)
-        return int(self._call("cuMemHostGetDevicePointer", host, 0)[0])
-
-    def unregister(self, host: int) -> None:
-        self._call("cuMemHostUnregister", host)
-
-
-def _values(cuda: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    status = int(answer[0])
-    if status:
-        raise CudaFailure(status, getattr(answer[0], "name", "unknown"))
-    return answer[1:]
-
-
-_bound: dict[str, Driver] = {}
-
-
-def bind(device_uuid: str = "", ordinal: int = 0) -> Driver:
-    """The driver of the device with that UUID, or of device `ordinal`; one for each device of a process.
-
-    Raises `RegionError` without CUDA, and when this process does not see the device.
-    """
-    if device_uuid in _bound:
-        return _bound[device_uuid]
-    try:
-        from cuda.bindings import driver as cuda
-
-        _values(cuda, cuda.cuInit(0))
-        (count,) = _values(cuda, cuda.cuDeviceGetCount())
-        devices = {}
-        for index in range(count):
-            (device,) = _values(cuda, cuda.cuDeviceGet(index))
-            devices[bytes(_values(cuda, cuda.cuDeviceGetUuid(device))[0].bytes).hex()] = device
-        uuid = device_uuid or list(devices)[ordinal]
-        if uuid not in _bound:
-            _bound[uuid] = _BoundDriver(cuda, devices[uuid], uuid)
-    except ImportError as error:
-        raise RegionError(f"device memory needs cuda-bindings (pip install 'flare-server[cuda]'): {error}") from error
-    except CudaFailure as error:
-        raise RegionError(f"cannot use CUDA here: {error}") from error
-    except (KeyError, IndexError) as error:
-        wanted = f"with UUID {device_uuid}" if device_uuid else str(ordinal)
-        raise RegionError(f"no GPU {wanted} among the {count} seen here: {REMEDIES[1]}") from error
-    return _bound[uuid]
 
 
 class CudaRegion:
@@ -174,7 +48,7 @@ class CudaRegion:
 
     def refresh(self, offset: int, nbytes: int) -> memoryview:
         if not self._open or offset < 0 or offset + nbytes > self._handle.nbytes:
-            raise RegionError(f"region {self._handle.name[:16]} has no bytes {offset} to {offset + nbytes}, or is closed")
+            raise RegionError(f"region {self._handle.name[:16]} is closed or has no {nbytes} bytes at {offset}")
         try:
             self._driver.read(self._address + offset, self.pointer + offset, nbytes)
         except CudaFailure as error:
@@ -201,7 +75,7 @@ def create_cuda(nbytes: int, instance: int, driver: Driver | None = None) -> Cud
     driver = driver or bind()
     try:
         base = driver.allocate(HEADER_BYTES + nbytes)
-        driver.write(base, header(instance, nbytes) + bytes(nbytes))
+        driver.write(base, header(instance, nbytes))
         name = driver.export(base).hex()
     except CudaFailure as error:
         raise RegionError(f"cannot make {nbytes} bytes of shared device memory: {error}") from error
@@ -211,20 +85,20 @@ def create_cuda(nbytes: int, instance: int, driver: Driver | None = None) -> Cud
 def open_cuda(handle: RegionHandle, driver: Driver | None = None) -> CudaRegion:
     """Opens a region of another process and proves it by reading its header. Raises `RegionError` with the remedy."""
     driver = driver or bind(handle.device_uuid)
-    base = 0
     try:
         base = driver.open(bytes.fromhex(handle.name))
-        found = bytearray(HEADER_BYTES)
-        driver.read(address_of(memoryview(found)), base, HEADER_BYTES)
-        probe(bytes(found), handle)
+        try:
+            found = bytearray(HEADER_BYTES)
+            driver.read(address_of(memoryview(found)), base, HEADER_BYTES)
+            probe(bytes(found), handle)
+        except (CudaFailure, RegionError):
+            driver.close(base)
+            raise
     except ValueError as error:
         raise RegionError(f"{handle.name!r} is not a CUDA IPC handle: {error}") from error
     except CudaFailure as error:
         remedy = REMEDIES.get(error.number, "is its owner still alive? A handle does not outlive its owner")
         raise RegionError(f"cannot open the region of instance {handle.instance}: {error}; {remedy}") from error
-    except RegionError:
-        driver.close(base)
-        raise
     return CudaRegion(handle, driver, base, owner=False)
 
 

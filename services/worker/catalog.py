@@ -15,7 +15,7 @@ from services.worker.completion import Completion
 from services.worker.programs import Program, Programs
 from services.worker.snapshots import Snapshots
 from shared.errors import ContractBreach
-from shared.frames import FRAMES, Fault, Layout, PlanFrame, completion_frame, plan_frame
+from shared.frames import FRAMES, Fault, Layout, Meta, PlanFrame, blank, completion_frame, plan_frame
 from shared.manifest import Manifest
 
 
@@ -41,6 +41,8 @@ class Catalog:
         size = plan_layout.nbytes
         self._host = [np.frombuffer(plans[i * size : (i + 1) * size], dtype=np.uint8) for i in range(FRAMES)]
         self._taken = np.zeros(size, dtype=np.uint8)
+        for index in range(FRAMES):
+            blank(plan_frame(plan_layout, plans, index))
         self._plan: PlanFrame = plan_frame(plan_layout, self._taken.data, 0)
         self._out = [completion_frame(completion_layout, completions, index) for index in range(FRAMES)]
         self._programs: tuple[Program, ...] = ()
@@ -79,6 +81,10 @@ class Catalog:
     def taken_plan(self) -> bytes:
         """The plan frame that the last replay took, as bytes."""
         return self._taken.tobytes()
+
+    def emitted_by(self, sequence: int) -> int:
+        """Tokens that one of the last two rounds emitted, over all its lanes."""
+        return int(self._out[sequence % FRAMES].records[:, Meta.EMITTED].sum())
 
     def replay(self, index: int) -> int:
         """Runs graph `index` as the next round, returns its sequence. Raises `ContractBreach` for a foreign index."""

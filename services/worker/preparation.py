@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from recipes.declaration import LoadConfig
-from recipes.registry import find
+from recipes.registry import recipe_named
 from services.worker.arena import prepare_bill
 from services.worker.catalog import Catalog
 from services.worker.config import WorkerConfig
@@ -54,7 +54,7 @@ def prepare(config: WorkerConfig, manifest: Manifest, frames: Frames) -> Catalog
     log, started = structlog.get_logger(), perf_counter()
     geometry = manifest.geometry
     load = LoadConfig(config.deterministic, geometry.concurrency, geometry.pages, geometry.snapshot_slots)
-    recipe = find(manifest.recipe)
+    recipe = recipe_named(manifest.recipe)
     layouts = (frames.plan_layout, frames.completion_layout)
     available = psutil.virtual_memory().available
     prepare_bill(recipe, manifest, load, layouts, config.headroom_bytes, available).check()

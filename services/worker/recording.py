@@ -1,7 +1,7 @@
 """A recording of rounds: what a bench replays in a worker alone to find the floor under the service.
 
-Each entry holds a graph index, the plan frame it took and when it ran. Plans decide everything a round does, so the same
-plans from a fresh catalog on give the same accepted counts.
+Each entry holds a graph index, the plan frame it took and when it ran. Plans decide everything a round does, so the
+same plans from a fresh catalog on give the same accepted counts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class RecordedRound(msgspec.Struct, frozen=True):
     plan: bytes
     begin_ns: int
     end_ns: int
+    emitted: int
+    """Tokens of all its lanes."""
 
 
 class Recording:
@@ -30,9 +32,9 @@ class Recording:
         self._file = path.open("wb", buffering=1 << 20)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def append(self, graph: int, plan: bytes, begin_ns: int, end_ns: int) -> None:
+    def append(self, entry: RecordedRound) -> None:
         """Adds one round."""
-        data = self._encoder.encode(RecordedRound(graph, plan, begin_ns, end_ns))
+        data = self._encoder.encode(entry)
         self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
     def close(self) -> None:

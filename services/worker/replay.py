@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.worker.catalog import Catalog
-from services.worker.recording import Recording
+from services.worker.recording import RecordedRound, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +111,6 @@ class LaunchThread(threading.Thread):
             self._report(Finished(sequence, command.graph, end - begin, begin - last))
             last = end
             if self._recording is not None:
-                self._recording.append(command.graph, catalog.taken_plan, begin, end)
+                self._recording.append(
+                    RecordedRound(command.graph, catalog.taken_plan, begin, end, catalog.emitted_by(sequence))
+                )

@@ -33,6 +33,13 @@ def test_a_torn_or_foreign_plan_is_a_no_op_with_its_error_bit(copies: Host, faul
     assert copies.round([LanePlan(0)], 1)[0][Meta.EMITTED] == 1
 
 
+def test_a_frame_that_nobody_wrote_is_for_no_round(copies: Host) -> None:
+    """Round 0 of a fresh worker must not take zeroed memory for its plan."""
+    assert copies.catalog.counter == 0
+    found = copies.replay(copies.manifest.index_of("init", 1, 0))
+    assert {record.faults for record in found.values()} == {Fault.UNEXPECTED_PLAN}
+
+
 def test_a_plan_for_another_graph_is_unexpected(copies: Host) -> None:
     running(copies)
     plan = copies.plan(copies.manifest.index_of("speculative", 1, 8))
