@@ -39,6 +39,7 @@ class PreparationConfig:
     mixed_chunk: int = 64
     snapshot_slots: int = 4
     pages: int | None = None
+    history_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

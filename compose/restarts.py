@@ -1,0 +1,34 @@
+"""When a dead service is started again: a pure policy of the supervisor. Times in seconds.
+
+A service that has served gets a quick restart. One that dies again and again without the server becoming ready is
+given up; so is one that ends by itself before the server was ever ready, because its reason will not go away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+MOST_DEATHS = 5
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The history of one service. `deaths` are those since the server was last ready with it."""
+
+    deaths: int = 0
+    served: bool = False
+
+    def ready(self) -> None:
+        """The server, this service included, was seen to be ready."""
+        self.served, self.deaths = True, 0
+
+    def died(self, code: int) -> float | None:
+        """Seconds to wait before the next start; None to give up. `code` is negative for a signal."""
+        self.deaths += 1
+        if not self.served and code > 0:
+            return None
+        if self.deaths >= MOST_DEATHS:
+            return None
+        return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self.deaths - 1)))

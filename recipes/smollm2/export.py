@@ -1,0 +1,103 @@
+"""Writes the core folder of a checkpoint: weights, tokenizer, manifest.
+
+Runs in `ignition` only. All is written to a sibling folder and renamed at the end: an interrupted export never looks
+like a core. The manifest is written last, for the same reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from recipes.components.capacity import catalog, speculative_widths
+from recipes.declaration import PreparationConfig, Progress, Speculation
+from recipes.smollm2.architecture import Settings, WeightFormat
+from recipes.smollm2.checkpoint import Checkpoint, TextSide, open_checkpoint
+from recipes.smollm2.memory import bill_of
+from recipes.smollm2.weights import FILE, write_weights
+from shared import manifest
+from shared.errors import CheckpointError, ManifestError
+from shared.manifest import ABI, Geometry, Manifest
+
+ACTIVATION_POLICIES: dict[WeightFormat, str] = {
+    "int8": "w8a14 per-channel/per-row, exact sums",
+    "float32": "float32",
+}
+
+
+def export_core(
+    checkpoint_path: Path,
+    core: Path,
+    config: PreparationConfig,
+    recipe: str,
+    speculation: Speculation,
+    form: WeightFormat,
+    progress: Progress,
+) -> Manifest:
+    """The manifest of the core written to `core`, which must not exist yet. Raises `CheckpointError`."""
+    if core.exists() and (not core.is_dir() or any(core.iterdir())):
+        raise CheckpointError(f"{core} exists already: remove it or choose another folder")
+    checkpoint = open_checkpoint(checkpoint_path)
+    text = checkpoint.text_side()
+    prepared = _manifest(checkpoint, text, config, recipe, speculation, form)
+    core.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{core.name}.partial-", dir=core.parent))
+    try:
+        write_weights(checkpoint, partial / FILE, form, progress)
+        (partial / "tokenizer.json").write_text(text.tokenizer, encoding="utf-8")
+        (partial / "tokenizer_config.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(text.tokenizer_config), indent=2)
+        )
+        (partial / "manifest.json").write_bytes(manifest.encode(prepared))
+        partial.chmod(0o755)
+        partial.replace(core)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return prepared
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    text: TextSide,
+    config: PreparationConfig,
+    recipe: str,
+    speculation: Speculation,
+    form: WeightFormat,
+) -> Manifest:
+    architecture = checkpoint.architecture
+    if config.context_length > architecture.context_length:
+        raise ManifestError(
+            f"context length {config.context_length} is beyond the model's {architecture.context_length}"
+        )
+    geometry = Geometry(
+        vocab_size=architecture.vocab_size,
+        hidden_size=architecture.hidden_size,
+        context_length=config.context_length,
+        concurrency=config.concurrency,
+        pages=config.pages or 1,
+        snapshot_slots=config.snapshot_slots,
+    )
+    if config.pages is None:
+        geometry = msgspec.structs.replace(geometry, pages=geometry.pages_per_request * config.concurrency)
+    settings = Settings(architecture=architecture, weights=form)
+    return manifest.check(
+        Manifest(
+            abi=ABI,
+            recipe=recipe,
+            model_name=checkpoint.model_name,
+            geometry=geometry,
+            graphs=catalog(config, speculation),
+            verification_widths=speculative_widths(config, speculation),
+            speculative_token_capacity=config.speculative_token_capacity,
+            end_ids=text.end_ids,
+            defaults=text.defaults,
+            history_drafts=config.history_drafts,
+            activation_policy=ACTIVATION_POLICIES[form],
+            bill=bill_of(settings, geometry),
+            settings=msgspec.Raw(msgspec.json.encode(settings)),
+        )
+    )

@@ -1,0 +1,207 @@
+"""The frontend's end of its channel to the scheduler, driven by the event loop: no thread and no polling loop.
+
+ZeroMQ's descriptor tells edges only, and a send may swallow one, so every send is followed by a look at the socket.
+A lost connection or a new scheduler fails what was in flight at once; messages of any other instance are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import structlog
+import zmq
+
+from services.frontend.flight import ClientGone, Flight
+from shared.channel import Client
+from shared.errors import ContractBreach, RoundFailed, StateLost, Unavailable, Unroutable, request_error
+from shared.messages.common import Message, new_instance
+from shared.messages.frontend import FROM_SCHEDULER, Delta, Failed, FromScheduler, Status, Tokens, Welcome
+from shared.messages.scheduler import Ack, Cancel, FrontendHello, FrontendPing, StoppedAt, Submit
+
+TICK_S = 0.25
+PING_AFTER_S = 1.5
+BURST = 64
+"""Messages handled before other tasks get their turn."""
+
+log = structlog.get_logger()
+
+
+class SchedulerLink:
+    """Owns the socket and the table of requests in flight. Every method runs on the event loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.instance = new_instance()
+        self.scheduler: int | None = None
+        self.digest = ""
+        self.status: Status | None = None
+        self.status_at = 0.0
+        self.flights: dict[str, Flight] = {}
+        self._client: Client[FromScheduler] = Client(context, address, FROM_SCHEDULER)
+        self._loop = asyncio.get_running_loop()
+        self._unsent: deque[Message] = deque()
+        self._orphans: list[str] = []
+        self._last_scheduler: int | None = None
+        self._hello_due = False
+        self._look_due = False
+        self._pinged_at = 0.0
+        for socket in (self._client.socket, self._client.monitor):
+            self._loop.add_reader(socket.fileno(), self._look)
+
+    @property
+    def refused(self) -> int:
+        """Messages from the scheduler that did not decode."""
+        return self._client.refused.count
+
+    async def tick(self) -> None:
+        """Retries what could not be sent and asks for a status that is late; for ever, as a task of its own."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._look()
+            now = self._loop.time()
+            if self.scheduler is not None and now - max(self.status_at, self._pinged_at) > PING_AFTER_S:
+                self._pinged_at = now
+                self._send(FrontendPing(instance=self.instance))
+
+    def submit(self, flight: Flight, message: Submit) -> None:
+        """Sends a request. Raises `Unavailable` when the scheduler is not there or does not read."""
+        if self.scheduler is None:
+            raise Unavailable("the scheduler is not connected")
+        try:
+            self._client.send(message)
+        except Unroutable as error:
+            raise Unavailable("the scheduler does not take requests") from error
+        self.flights[flight.request] = flight
+        self._look_soon()
+
+    def release(self, flight: Flight) -> None:
+        """The HTTP task is done with it: a request that still runs is cancelled."""
+        if self.flights.pop(flight.request, None) is not None:
+            self._send(Cancel(instance=self.instance, request=flight.request))
+
+    def close(self) -> None:
+        """Stops listening and closes the socket."""
+        for socket in (self._client.socket, self._client.monitor):
+            self._loop.remove_reader(socket.fileno())
+        self._client.close()
+
+    def _send(self, message: Message) -> None:
+        """Sends in order, later if the queue is full; what is unsent at a loss of the connection is moot."""
+        self._unsent.append(message)
+        self._flush()
+        self._look_soon()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._client.send(self._unsent[0])
+                self._unsent.popleft()
+        except Unroutable:
+            if self.scheduler is None:
+                self._unsent.clear()
+
+    def _look_soon(self) -> None:
+        if not self._look_due:
+            self._look_due = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Takes what waits: messages before events, since a lost peer's last words still count."""
+        self._look_due = False
+        for _ in range(BURST):
+            message = self._client.receive()
+            if message is None:
+                break
+            self._take(message)
+        else:
+            self._look_soon()
+            return
+        for connected in self._client.events():
+            self._hello_due = connected
+            if not connected:
+                self._lost("the scheduler ended or its connection was lost")
+        if self._hello_due:
+            self._hello()
+        self._flush()
+
+    def _hello(self) -> None:
+        """The connection's event may come before the socket can send; `tick` tries again."""
+        try:
+            self._client.send(FrontendHello(instance=self.instance))
+        except Unroutable:
+            return
+        self._hello_due = False
+        self._look_soon()
+
+    def _lost(self, reason: str) -> None:
+        if self.scheduler is not None:
+            log.warning("scheduler.lost", reason=reason, in_flight=len(self.flights))
+        self.scheduler, self.status = None, None
+        self._unsent.clear()
+        flights, self.flights = self.flights, {}
+        self._orphans.extend(flights)
+        for flight in flights.values():
+            flight.fail(StateLost(f"{reason}; the request's state is lost"))
+
+    def _take(self, message: FromScheduler) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case _ if message.instance != self.scheduler:
+                log.debug("message.ignored", kind=type(message).__name__)
+            case Status():
+                self.status, self.status_at = message, self._loop.time()
+            case Tokens():
+                for delta in message.deltas:
+                    self._deliver(delta)
+            case Failed():
+                flight = self.flights.pop(message.request, None)
+                if flight is not None:
+                    flight.fail(request_error(message.code, message.message, message.param))
+
+    def _welcome(self, message: Welcome) -> None:
+        if self.scheduler not in (None, message.instance):
+            self._lost("another scheduler took over")
+        if self._last_scheduler == message.instance:
+            # It outlived the connection and may still run what was given up here.
+            for request in self._orphans:
+                self._send(Cancel(instance=self.instance, request=request))
+        self._orphans.clear()
+        self.scheduler = self._last_scheduler = message.instance
+        self.digest = message.manifest_digest
+        log.info("scheduler.connected", scheduler=message.instance)
+
+    def _deliver(self, delta: Delta) -> None:
+        flight = self.flights.get(delta.request)
+        if flight is None:
+            return  # over here already: stopped, cancelled or given up
+        try:
+            flight.deliver(delta, self._loop.time())
+        except ContractBreach as error:
+            log.error("delta.refused", request=delta.request, reason=str(error))
+            flight.fail(RoundFailed("the scheduler sent tokens that do not fit this request"))
+            self.release(flight)
+            return
+        generation = flight.generation
+        if generation.cut:
+            stopped = StoppedAt(
+                instance=self.instance, request=delta.request, epoch=delta.epoch, visible=generation.count
+            )
+            self._send(stopped)
+        else:
+            self._send(
+                Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=generation.count)
+            )
+        if generation.finish:
+            del self.flights[delta.request]
+
+    def fail_all(self, message: str) -> None:
+        """Ends everything in flight with 503: the drain limit has passed."""
+        for flight in list(self.flights.values()):
+            flight.fail(Unavailable(message))
+            self.release(flight)
+
+    def abandon(self, flight: Flight) -> None:
+        """The client is gone: cancels at once, whatever the HTTP task is waiting for."""
+        flight.fail(ClientGone())
+        self.release(flight)

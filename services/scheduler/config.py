@@ -1,0 +1,50 @@
+"""What the operator chose for a scheduler, checked on construction. Frozen; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ProcessError
+from shared.manifest import MAXIMUM_DRAFTS
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Times in seconds. None takes the core's own value.
+
+    `draft_tokens` caps the drafts of a round; 0 selects the ordinary `decode` graphs. `history_drafts` governs copies
+    from the ring that all users share (switch it off where users must not learn of one another by timing),
+    `prompt_drafts` copies from the request's own context. `adaptive` false, like `deterministic`, always verifies the
+    full width.
+    """
+
+    core: Path
+    run_dir: Path
+    draft_tokens: int | None = None
+    history_drafts: bool | None = None
+    prompt_drafts: bool | None = None
+    adaptive: bool = True
+    deterministic: bool = False
+    concurrency: int | None = None
+    queue_limit: int = 64
+    drain_timeout: float = 30.0
+    worker_timeout: float = 10.0
+    metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens is not None and not 0 <= self.draft_tokens <= MAXIMUM_DRAFTS:
+            raise ProcessError(f"draft tokens must be between 0 and {MAXIMUM_DRAFTS}, not {self.draft_tokens}")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ProcessError("concurrency must be at least one")
+        if self.queue_limit < 0:
+            raise ProcessError("the queue limit cannot be negative")
+        if self.drain_timeout < 0 or self.worker_timeout <= 0:
+            raise ProcessError("the drain timeout cannot be negative, the worker timeout must be positive")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
+            raise ProcessError(f"{self.metrics_port} is not a port")
+
+    @property
+    def fixed_width(self) -> bool:
+        """Whether every round verifies the full capped width."""
+        return self.deterministic or not self.adaptive

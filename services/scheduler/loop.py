@@ -1,0 +1,142 @@
+"""The loop of the scheduler process: poller, clock and signals. It decides nothing that a policy module decides.
+
+Order matters for the device: completed rounds are read and the next ones queued before frontends are told, and before
+their messages are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+import zmq
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.device_side import DeviceSide
+from services.scheduler.frontend_side import FrontendSide
+from services.scheduler.opening import Opened
+from services.scheduler.tallies import Gauges, Tallies
+from shared.channel import RunDirectory, Server
+from shared.errors import Unavailable
+from shared.messages.scheduler import FROM_FRONTEND, FROM_WORKER, FromFrontend, FromWorker
+
+TICK_S = 0.1
+STATUS_S = 1.0
+LAST_WORDS_S = 0.25
+"""How long sockets stay open after the last message: a client drops what it has not read when its connection ends."""
+PROBE_S = 0.3
+"""After a lost connection frontends are probed for so long, since the loss is told before the peer is forgotten."""
+
+
+class Loop:
+    """`run` blocks until `stop` was called and all requests are over, or the drain limit has passed."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        opened: Opened,
+        instance: int,
+        tallies: Tallies,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._roster = opened.roster
+        self._clock = clock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        run = RunDirectory(config.run_dir).ensure()
+        self._frontend_server: Server[FromFrontend] = Server(self._context, run.frontends, FROM_FRONTEND)
+        self._worker_server: Server[FromWorker] = Server(self._context, run.workers, FROM_WORKER)
+        self._frontends = FrontendSide(
+            self._frontend_server, opened.roster, tallies, instance, opened.incarnation, opened.digest
+        )
+        self._device = DeviceSide(self._worker_server, opened, tallies, instance)
+        self._stops = 0
+        self._deadline: float | None = None
+        self._status_due = 0.0
+        self._probe_until = 0.0
+        self._log = structlog.get_logger()
+
+    def stop(self) -> None:
+        """Drain and end; the second time, at once. Safe in a signal handler and from another thread."""
+        self._stops += 1
+
+    def gauges(self) -> Gauges:
+        """The state for a scrape."""
+        pool = self._roster.pool
+        return Gauges(
+            running=self._roster.running,
+            waiting=len(self._roster.waiting),
+            page_usage=1.0 - pool.free / pool.total,
+            outstanding=len(self._device.queued),
+            preemptions=self._roster.preemptions,
+            refused=self._frontend_server.refused.count + self._worker_server.refused.count,
+        )
+
+    def run(self) -> int:
+        """The exit code."""
+        poller = zmq.Poller()
+        for server in (self._worker_server, self._frontend_server):
+            poller.register(server.socket, zmq.POLLIN)
+            poller.register(server.monitor, zmq.POLLIN)
+        self._log.info("scheduler.started")
+        more = False
+        try:
+            while not self._over():
+                poller.poll(0 if more else round(TICK_S * 1000))
+                more = self._step()
+        finally:
+            self._close()
+        self._log.info("scheduler.stopped")
+        return 0
+
+    def _step(self) -> bool:
+        """One turn; True if messages may be left."""
+        now = self._clock()
+        rounds = self._device.receive(now)
+        self._device.pump()
+        for completed in rounds:
+            self._frontends.deliver(completed.sequence, completed.deliveries)
+        more = self._frontends.receive(now)
+        self._device.pump()
+        self._watch(now)
+        self._frontends.report()
+        return more
+
+    def _watch(self, now: float) -> None:
+        self._device.watch(now, self._config.worker_timeout)
+        if self._stops and not self._frontends.condition.draining:
+            self._frontends.condition.draining = True
+            self._log.info("scheduler.draining", running=self._roster.running, waiting=len(self._roster.waiting))
+        if self._frontends.condition.draining:
+            self._frontends.announce(False, "draining")
+        else:
+            self._frontends.announce(self._device.ready, self._device.reason)
+        if self._frontend_server.losses():
+            self._probe_until = now + PROBE_S
+        if now < self._probe_until or now >= self._status_due:
+            self._status_due = now + STATUS_S
+            self._frontends.broadcast()
+
+    def _over(self) -> bool:
+        if not self._stops:
+            return False
+        now = self._clock()
+        if self._deadline is None:
+            self._deadline = now + self._config.drain_timeout
+        if not self._roster.active and not self._roster.waiting:
+            return self._frontends.condition.draining
+        if now < self._deadline and self._stops == 1:
+            return False
+        for request in (*self._roster.waiting, *self._roster.active):
+            self._roster.fail(request, Unavailable("the server is shutting down"))
+        self._frontends.report()
+        return True
+
+    def _close(self) -> None:
+        self._device.close()
+        if self._frontends.connected:
+            time.sleep(LAST_WORDS_S)
+        self._frontend_server.close()
+        self._worker_server.close()
+        self._context.term()

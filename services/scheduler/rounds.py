@@ -1,0 +1,194 @@
+"""What the next round does: the plan, decided from the roster alone. Pure; no frame is touched here.
+
+One call gives one round. At most two are queued; a plan never waits for the outcome of the one before, since pages are
+reserved for whatever that may emit and copies are anchored at what the host knows (architecture.md, section 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.continuations import SHORT, Continuation, better
+from services.scheduler.controller import LaneOffer
+from services.scheduler.graphs import Graph, GraphTable
+from services.scheduler.requests import Phase, Request
+from services.scheduler.roster import Roster
+from services.scheduler.survival import Kind, kind_of
+
+MORE, DRAWS, REPLAYED = 0, 1, 2
+"""Values of a plan's `chunk_final`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """A lane: `known` tokens anchor the continuation; the policy counted on `drafts`, at most `ceiling` - 1."""
+
+    request: Request
+    ceiling: int
+    known: int
+    continuation: Continuation | None = None
+    drafts: int = 0
+    kind: Kind = Kind.LEARNED
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """Tokens `start` .. `start + length - 1` of a request enter its state; `final` as in the plan frame."""
+
+    request: Request
+    start: int
+    length: int
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round. An init round has `admitted` and nothing else."""
+
+    graph: Graph
+    lanes: tuple[LanePlan, ...] = ()
+    chunk: ChunkPlan | None = None
+    admitted: Request | None = None
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All that this round refers to."""
+        found = [lane.request for lane in self.lanes]
+        if self.chunk is not None:
+            found.append(self.chunk.request)
+        if self.admitted is not None:
+            found.append(self.admitted)
+        return tuple(found)
+
+
+class RoundPlanner:
+    """A chunk goes beside decode at width one; after it, lanes that would draft get a round of their own."""
+
+    def __init__(self, roster: Roster, graphs: GraphTable) -> None:
+        self._roster = roster
+        self._graphs = graphs
+        self._chunk_was_last = False
+
+    def next(self) -> Plan | None:
+        """The next round, its pages reserved and its requests marked as queued; None when there is nothing to do."""
+        plan = self._decide()
+        if plan is None:
+            return None
+        for request in plan.requests:
+            request.queued += 1
+        for lane in plan.lanes:
+            lane.request.emissions += 1
+            lane.request.may_emit += lane.ceiling
+        if plan.chunk is not None:
+            self._note_chunk(plan.chunk)
+        self._chunk_was_last = plan.chunk is not None
+        return plan
+
+    def _note_chunk(self, chunk: ChunkPlan) -> None:
+        request = chunk.request
+        request.prefilled = chunk.start + chunk.length
+        if request.copies is not None:
+            request.copies.advance(request.prefilled)
+        if chunk.final != MORE:
+            request.phase = Phase.RUNNING
+            if request.copies is not None:
+                request.copies.advance(request.known)
+        if chunk.final == DRAWS:
+            request.emissions += 1
+            request.may_emit += 1
+
+    def _decide(self) -> Plan | None:
+        admitted = self._roster.admit()
+        if admitted is not None:
+            return Plan(self._graphs.init, admitted=admitted)
+        filling = next((r for r in self._roster.active if r.phase is Phase.PREFILLING), None)
+        decoding = [r for r in self._roster.active if r.phase is Phase.RUNNING and not r.exhausted]
+        if filling is None:
+            return self._generation(decoding)
+        if not decoding:
+            return self._prefill(filling)
+        mixed = self._graphs.mixed(len(decoding))
+        if self._chunk_was_last:
+            plan = self._generation(decoding, only_drafting=mixed is not None)
+            if plan is not None:
+                return plan
+        if mixed is not None:
+            return self._mixed(filling, decoding, mixed)
+        return self._prefill(filling) if filling.phase is Phase.PREFILLING else None
+
+    def _prefill(self, request: Request) -> Plan:
+        graph = self._graphs.prefill(request.prefill_length - request.prefilled)
+        return Plan(graph, chunk=self._chunk(request, graph.tokens))
+
+    def _chunk(self, request: Request, capacity: int) -> ChunkPlan:
+        """Pages for all of the prefill were reserved at admission."""
+        remaining = request.prefill_length - request.prefilled
+        length = min(remaining, capacity)
+        final = MORE if length < remaining else REPLAYED if request.generated else DRAWS
+        return ChunkPlan(request, request.prefilled, length, final)
+
+    def _mixed(self, filling: Request, decoding: list[Request], graph: Graph) -> Plan | None:
+        lanes = self._reserved([LanePlan(request, 1, request.known) for request in decoding])
+        if filling.phase is not Phase.PREFILLING:
+            # It was the latest admitted and gave its pages to a lane.
+            return Plan(self._graphs.generation(len(lanes), 1), lanes) if lanes else None
+        if not lanes:
+            return self._prefill(filling)
+        return Plan(graph, lanes, self._chunk(filling, graph.tokens))
+
+    def _generation(self, decoding: list[Request], only_drafting: bool = False) -> Plan | None:
+        if not decoding:
+            return None
+        widths = self._graphs.widths(len(decoding))
+        wanted = [self._offer(request, widths[-1] - 1) for request in decoding]
+        offers = [LaneOffer(lane.request.drafting, lane.kind, lane.drafts) for lane in wanted]
+        ceilings = self._roster.policy.choose(self._graphs.batch(len(decoding)), widths, offers)
+        if only_drafting and max(ceilings) == 1:
+            return None  # a mixed round gives these lanes the same and takes a chunk along
+        lanes = self._reserved([self._capped(lane, rows) for lane, rows in zip(wanted, ceilings, strict=True)])
+        if not lanes:
+            return None
+        return Plan(self._graphs.generation(len(lanes), max(lane.ceiling for lane in lanes)), lanes)
+
+    def _offer(self, request: Request, most: int) -> LanePlan:
+        """The lane with all drafts that could be verified; its ceiling is set later."""
+        if most == 0:
+            return LanePlan(request, 1, request.known)
+        room = request.submit.max_tokens - request.generated - request.emissions - 1
+        most = max(min(most, room), 0)
+        found = self._continuation(request)
+        kind = kind_of(found)
+        if self._graphs.learned:
+            return LanePlan(request, 1, request.known, found, most, kind)
+        if found is None:
+            return LanePlan(request, 1, request.known)
+        # What the queued rounds may emit comes first out of the continuation.
+        left = len(found.tokens) - request.may_emit
+        return LanePlan(request, 1, request.known, found, max(min(most, left), 0), kind)
+
+    def _continuation(self, request: Request) -> Continuation | None:
+        prompt = request.copies.find(request.known) if request.copies is not None else None
+        history = self._roster.history
+        if history is None or (prompt is not None and prompt.matched > SHORT):
+            return prompt
+        return better(prompt, history.find(request.tokens[: request.known]))
+
+    @staticmethod
+    def _capped(lane: LanePlan, ceiling: int) -> LanePlan:
+        if ceiling == 1:
+            return LanePlan(lane.request, 1, lane.known)
+        drafts = min(lane.drafts, ceiling - 1)
+        return LanePlan(lane.request, ceiling, lane.known, lane.continuation, drafts, lane.kind)
+
+    def _reserved(self, lanes: list[LanePlan]) -> tuple[LanePlan, ...]:
+        """The lanes whose extent has pages, oldest first; short of pages a lane verifies one row, or waits."""
+        found = []
+        for wide in lanes:
+            lane, request = wide, wide.request
+            if request.phase is not Phase.RUNNING:
+                continue
+            if lane.ceiling > 1 and not self._roster.reserve(request, request.extent(lane.ceiling), preempt=False):
+                lane = self._capped(wide, 1)
+            if self._roster.reserve(request, request.extent(lane.ceiling), preempt=True):
+                found.append(lane)
+        return tuple(lane for lane in found if lane.request.phase is Phase.RUNNING)

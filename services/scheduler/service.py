@@ -1,0 +1,48 @@
+"""Entry of the scheduler process: opens the core, listens, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from types import FrameType
+
+import structlog
+
+from services.scheduler.config import SchedulerConfig
+from services.scheduler.loop import Loop
+from services.scheduler.opening import open_core
+from services.scheduler.tallies import Tallies
+from shared import regions
+from shared.messages.common import new_instance
+
+
+def run(config: SchedulerConfig) -> int:
+    """Serves until SIGTERM or SIGINT and the drain after it; returns the exit code. Raises `ProcessError` at start."""
+    regions.sweep()
+    instance = new_instance()
+    tallies = Tallies()
+    opened = open_core(config, instance)
+    loop = Loop(config, opened, instance, tallies)
+    if threading.current_thread() is threading.main_thread():
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            loop.stop()
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+    structlog.get_logger().info(
+        "scheduler.core", model=opened.manifest.model_name, slots=opened.slots, draft_cap=opened.graphs.draft_cap
+    )
+    # What is alive now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    if config.metrics_port is None:
+        return loop.run()
+    from services.scheduler.exposition import TallyCollector, expose
+
+    close = expose(config.metrics_port, TallyCollector(tallies, loop.gauges))
+    try:
+        return loop.run()
+    finally:
+        close()

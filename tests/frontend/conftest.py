@@ -1,0 +1,89 @@
+"""Real HTTP against a real frontend in a thread, over real ZeroMQ to a scripted scheduler."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from services.frontend.config import FrontendConfig
+from services.frontend.service import Frontend, run
+from tests.frontend.client import Chat
+from tests.frontend.scripted_scheduler import Script, ScriptedScheduler
+from tests.frontend.small_core import write_core
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A frontend and its scheduler."""
+
+    scheduler: ScriptedScheduler
+    chat: Chat
+    run_dir: Path
+
+
+@pytest.fixture(scope="session")
+def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The core's folder and digest."""
+    folder = tmp_path_factory.mktemp("core")
+    return folder, write_core(folder)
+
+
+@pytest.fixture(scope="session")
+def deployment(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One running frontend for all tests that leave it running."""
+    run_dir = tmp_path_factory.mktemp("run")
+    run_dir.chmod(0o700)
+    scheduler = ScriptedScheduler(run_dir, core[1])
+    handles: queue.SimpleQueue[Frontend] = queue.SimpleQueue()
+    codes: list[int] = []
+    config = FrontendConfig(core=core[0], run_dir=run_dir, port=0)
+
+    def started(frontend: Frontend) -> None:
+        handles.put(frontend)
+
+    thread = threading.Thread(target=lambda: codes.append(run(config, started)), daemon=True)
+    thread.start()
+    frontend = handles.get(timeout=5)
+    address = orjson.loads(config.notice.read_bytes())
+    url = f"http://127.0.0.1:{address['port']}"
+    with httpx.Client(base_url=url, timeout=10) as client:
+        wait_ready(client)
+        yield Deployment(scheduler, Chat(client), run_dir)
+    frontend.stop_from_elsewhere()
+    thread.join(5)
+    scheduler.close()
+    assert codes == [0]
+    assert not config.notice.exists()
+
+
+def wait_ready(client: httpx.Client, timeout: float = 8.0) -> None:
+    """Waits until `/ready` says so."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if client.get("/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < deadline, "never ready"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def served(deployment: Deployment) -> Iterator[Deployment]:
+    """The shared frontend with a fresh record; afterwards nothing may run in the scheduler any more."""
+    deployment.scheduler.received.clear()
+    deployment.scheduler.script = Script(tokens=tuple(b"hello"))
+    yield deployment
+    deadline = time.monotonic() + 2
+    while deployment.scheduler.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert deployment.scheduler.running == 0, "a request leaked"
