@@ -5,6 +5,7 @@ A service is imported only by the process that runs it, so that frontend and sch
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,9 @@ def worker(**values: Any) -> None:
     """The worker of CORE, in the foreground."""
 
     def start() -> int:
+        # Before torch loads its thread pool: threads that spin for long at a barrier starve whoever shares their core,
+        # and then each other (docs/log.md).
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         from services.worker.config import WorkerConfig
         from services.worker.service import run as serve
 

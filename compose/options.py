@@ -95,7 +95,7 @@ WORKER: tuple[Decorator, ...] = (
         show_default="512MiB",
         help="Memory that stays free on the device.",
     ),
-    click.option("--threads", type=int, help="Threads of the CPU's arithmetic; by default one a core."),
+    click.option("--threads", type=int, help="Threads of the CPU's arithmetic; by default all cores but one."),
     click.option(
         "--record", type=click.Path(path_type=Path), help="Write every round's plan and times there, for flare bench."
     ),

@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Service:
-    """One child: its `flare` arguments, and its process while there is one. `due` is when to start it next, `since` when it was."""
+    """One child: its `flare` arguments and its process. `due` is when to start it next, `since` when it was started."""
 
     name: str
     arguments: tuple[str, ...]

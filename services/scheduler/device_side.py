@@ -55,12 +55,16 @@ class DeviceSide:
     def receive(self, now: float) -> list[Round]:
         """Takes all messages of workers and keeps the device busy in between."""
         rounds: list[Round] = []
+        # A Hello after a loss is the worker come back; a beat may have been sent before it and says nothing.
+        losses, greeted = self._server.losses(), False
         while (received := self._server.receive()) is not None:
             peer, message = received
             if isinstance(message, WorkerHello):
-                self._greet(peer, message, now)
+                greeted |= self._greet(peer, message, now)
             elif self._link.knows(peer, message.instance):
                 self._take(message, now, rounds)
+        if losses and not greeted:
+            self._link.suspect(now)
         return rounds
 
     def pump(self) -> None:
@@ -78,8 +82,6 @@ class DeviceSide:
 
     def watch(self, now: float, timeout: float) -> None:
         """Gives a worker up that lost its connection or fell silent."""
-        if self._server.losses():
-            self._link.suspect(now)
         reason = self._link.silent(now, timeout)
         if reason:
             self._lost(reason)
@@ -88,15 +90,17 @@ class DeviceSide:
         """Unmaps the worker's memory."""
         self._link.close()
 
-    def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> None:
+    def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> bool:
         refusal = self._link.acceptable(hello)
         if refusal:
             self._log.error("worker.refused", worker=hello.instance, reason=refusal)
-            return
+            return False
         if self._link.state is not LinkState.NONE:
             self._lost("another worker took over, or this one connected anew")
-        if self._link.greet(peer, hello, now):
-            self.reason = "the worker is being attached"
+        if not self._link.greet(peer, hello, now):
+            return False
+        self.reason = "the worker is being attached"
+        return True
 
     def _take(self, message: Attached | RoundDone | WorkerFault | object, now: float, rounds: list[Round]) -> None:
         self._link.heard(now)

@@ -94,12 +94,12 @@ class FrontendSide:
         for peer in self._table.peers():
             self._send(peer, status)
 
-    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> None:
+    def deliver(self, sequence: int, deliveries: Iterable[Delivery], now: float) -> None:
         """One message a frontend for a completed round."""
         batches: dict[int, list[Delta]] = {}
         for delivery in deliveries:
             batches.setdefault(delivery.request.key.frontend, []).append(delivery.delta)
-            self._log_progress(delivery)
+            self._log_progress(delivery, sequence, now)
         for frontend, deltas in batches.items():
             message = Tokens(instance=self._instance, sequence=sequence, deltas=tuple(deltas))
             self._send_to(frontend, message)
@@ -112,10 +112,15 @@ class FrontendSide:
         while self._roster.preempted:
             self._log.warning("request.preempted", request=self._roster.preempted.pop(0).key.request)
 
-    def _log_progress(self, delivery: Delivery) -> None:
+    def _log_progress(self, delivery: Delivery, sequence: int, now: float) -> None:
+        """Counts and times since the request came, in seconds; never a token."""
         request, delta = delivery.request, delivery.delta
+        seconds = round(now - request.arrived, 4)
         if delta.start == 0:
-            self._log.info("request.prefilled", request=delta.request, prompt_tokens=request.prompt_length)
+            self._log.info(
+                "request.prefilled", request=delta.request, prompt_tokens=request.prompt_length, seconds=seconds
+            )
+        self._log.debug("request.round", request=delta.request, sequence=sequence, tokens=len(delta.tokens))
         if delta.finish:
             self._log.info(
                 "request.finished",
@@ -124,6 +129,7 @@ class FrontendSide:
                 output_tokens=request.generated,
                 offered=request.counts.offered,
                 accepted=request.counts.accepted,
+                seconds=seconds,
             )
 
     def _take(self, peer: bytes, message: FromFrontend, now: float) -> None:

@@ -96,7 +96,7 @@ class Loop:
         rounds = self._device.receive(now)
         self._device.pump()
         for completed in rounds:
-            self._frontends.deliver(completed.sequence, completed.deliveries)
+            self._frontends.deliver(completed.sequence, completed.deliveries, now)
         more = self._frontends.receive(now)
         self._device.pump()
         self._watch(now)

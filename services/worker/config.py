@@ -13,7 +13,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """`headroom_bytes` stay free on the device; `threads` None takes every core; times in seconds."""
+    """`headroom_bytes` stay free on the device; `threads` None takes every core but one, which the
+    other services need; times in seconds."""
 
     core: Path
     run_dir: Path

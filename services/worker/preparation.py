@@ -50,7 +50,7 @@ def create_frames(manifest: Manifest, instance: int) -> Frames:
 def prepare(config: WorkerConfig, manifest: Manifest, frames: Frames) -> Catalog:
     """A warmed, captured and frozen catalog. Raises `MemoryRefused`, `ManifestError` or `CheckpointError`."""
     torch.set_grad_enabled(False)
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
     log, started = structlog.get_logger(), perf_counter()
     geometry = manifest.geometry
     load = LoadConfig(config.deterministic, geometry.concurrency, geometry.pages, geometry.snapshot_slots)
