@@ -1,7 +1,8 @@
 """When a dead service is started again: a pure policy of the supervisor. Times in seconds.
 
 A service that has served gets a quick restart. One that dies again and again without the server becoming ready is
-given up; so is one that ends by itself before the server was ever ready, because its reason will not go away.
+given up. One that ends by itself before the server was ever seen ready is tried just once more: its reason will hardly
+go away, but a server may serve, and fail, in the moment before its supervisor looks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 MOST_DEATHS = 5
+MOST_REFUSALS = 2
+"""Ends by its own exit code, before the server was ever ready."""
 
 
 @dataclass(slots=True)
@@ -27,8 +30,7 @@ class Restarts:
     def died(self, code: int) -> float | None:
         """Seconds to wait before the next start; None to give up. `code` is negative for a signal."""
         self.deaths += 1
-        if not self.served and code > 0:
-            return None
-        if self.deaths >= MOST_DEATHS:
+        most = MOST_REFUSALS if not self.served and code > 0 else MOST_DEATHS
+        if self.deaths >= most:
             return None
         return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self.deaths - 1)))

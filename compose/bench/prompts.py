@@ -18,11 +18,10 @@ _SENTENCES = (
 )
 
 
-def chat(count: int, tokens: int) -> list[dict[str, Any]]:
-    """Ordinary questions, all distinct, at the core's own sampling defaults."""
-    return [
-        _body(f"Explain in a few paragraphs what is remarkable about {_topic(i)}.", tokens, i) for i in range(count)
-    ]
+def chat(count: int, tokens: int, first: int = 0) -> list[dict[str, Any]]:
+    """Ordinary questions, all distinct, at the core's own sampling defaults; those from number `first` on."""
+    ask = "Explain in a few paragraphs what is remarkable about {}."
+    return [_body(ask.format(_topic(i)), tokens, i) for i in range(first, first + count)]
 
 
 def copying(count: int, tokens: int) -> list[dict[str, Any]]:

@@ -76,8 +76,11 @@ def repetition(core: Path, concurrencies: tuple[int, ...], tokens: int, argument
         finished = {}
         with ServerUnderTest(core, "--record", str(recording), *arguments) as server:
             streams(server.address, prompts.chat(1, 8), 1)
+            first = 1
             for concurrency in concurrencies:
-                finished[concurrency] = streams(server.address, prompts.chat(concurrency, tokens), concurrency)
+                bodies = prompts.chat(concurrency, tokens, first)
+                finished[concurrency] = streams(server.address, bodies, concurrency)
+                first += concurrency
         recorded = list(rounds_of(recording))
         command = [sys.executable, "-m", "compose.bench.floor", str(core), str(recording)]
         floor = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

@@ -35,17 +35,16 @@ def quantise_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
 def split_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(uint8 [2R, K], float32 top [R, 1]) of `rows` float32 [R, K]: high parts, then low parts; top is max |row|.
 
-    rows = top / 63 * (high - 64 + (low - 64) / 128), off by at most half a low step. The offset keeps `exact` above one,
-    where taking its whole part away is exact.
+    rows = top / 63 * (high - 64 + (low - 64) / 128), off by at most half a low step. The offset keeps the quotient
+    above one, where taking its whole part away is exact. A row of zeros has any parts, and top zero.
     """
     count, inner = rows.shape
-    top = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True).clamp_min_(_TINY)
+    top = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)
     parts = rows.new_empty(2, count, inner)
-    high, low = parts[0], parts[1]
-    exact = torch.addcdiv(_CENTRE, rows, top, value=_ROW_LEVELS)
-    torch.floor(exact, out=high)
-    torch.sub(exact, high, out=low).mul_(PARTS)
-    # By way of int8: the conversion to uint8 is not vectorised, and no value is above 127.
+    high, low = parts.unbind()
+    torch.addcdiv(_CENTRE, rows, top, value=_ROW_LEVELS, out=high)
+    torch.frac(high, out=low).mul_(PARTS)
+    # The conversion rounds down, as both are positive. By way of int8: that to uint8 is not vectorised.
     return parts.view(2 * count, inner).to(torch.int8).view(torch.uint8), top
 
 
@@ -57,12 +56,13 @@ class Int8Linear:
     scale: Tensor
     zero_points: Tensor
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """float32 [R, K] to float32 [R, N]."""
+    def __call__(self, rows: Tensor, divisor: Tensor | None = None) -> Tensor:
+        """float32 [R, N] of `rows` float32 [R, K] over `divisor` float32 [R, 1]."""
         parts, top = split_rows(rows)
-        sums = _scaled_products(parts, self.packed, self.scale, self.zero_points)
-        count = rows.shape[0]
-        return torch.add(sums[:count], sums[count:], alpha=1 / PARTS).mul_(top)
+        if divisor is not None:
+            top.div_(divisor)
+        high, low = _scaled_products(parts, self.packed, self.scale, self.zero_points).chunk(2)
+        return torch.add(high, low, alpha=1 / PARTS).mul_(top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,10 @@ class FloatLinear:
 
     weight: Tensor
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """float32 [R, K] to float32 [R, N]."""
-        return torch.nn.functional.linear(rows, self.weight)
+    def __call__(self, rows: Tensor, divisor: Tensor | None = None) -> Tensor:
+        """float32 [R, N] of `rows` float32 [R, K] over `divisor` float32 [R, 1]."""
+        found = torch.nn.functional.linear(rows, self.weight)
+        return found if divisor is None else found.div_(divisor)
 
 
 Linear = Int8Linear | FloatLinear

@@ -1,7 +1,7 @@
 """Rotary positions as one complex product.
 
-A head stores its pairs side by side, (x0, y0, x1, y1, ...): llama.cpp's layout. Checkpoints that keep them as two halves
-are brought to it once, at export (`pair_heads`); scores do not change as long as queries and keys agree.
+A head stores its pairs side by side, (x0, y0, x1, y1, ...): llama.cpp's layout. Checkpoints that keep them as two
+halves are brought to it once, at export (`pair_heads`); scores do not change as long as queries and keys agree.
 """
 
 from __future__ import annotations

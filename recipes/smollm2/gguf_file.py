@@ -1,7 +1,7 @@
 """A GGUF checkpoint of the llama architecture, dequantised tensor by tensor.
 
-Runs in `ignition` only. llama.cpp stores query and key rows with rotary pairs side by side, which is the layout that the
-target wants: they are taken as they are.
+Runs in `ignition` only. llama.cpp stores query and key rows with rotary pairs side by side, which is the layout that
+the target wants: they are taken as they are.
 """
 
 from __future__ import annotations

@@ -14,7 +14,14 @@ _WORK_BYTES_OF_ROW = 40
 
 def page_bytes(architecture: Architecture, pages: int) -> int:
     """Bytes of the page pools of all layers."""
-    return pages * PAGE_TOKENS * architecture.layers * architecture.heads.planes * architecture.head_size * PAGE_ELEMENT_BYTES
+    return (
+        pages
+        * PAGE_TOKENS
+        * architecture.layers
+        * architecture.heads.planes
+        * architecture.head_size
+        * PAGE_ELEMENT_BYTES
+    )
 
 
 def bill_of(settings: Settings, geometry: Geometry) -> tuple[BillItem, ...]:

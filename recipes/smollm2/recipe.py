@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast, get_args
 
 import msgspec
 import structlog
 
 from recipes.components.int8_linear import integer_products_are_exact
 from recipes.components.model import StateBytes
-from recipes.declaration import Loaded, LoadConfig, PreparationConfig, Progress, Speculation
+from recipes.declaration import LoadConfig, Loaded, PreparationConfig, Progress, Speculation
 from recipes.smollm2.architecture import Settings, WeightFormat
 from recipes.smollm2.memory import items
-from shared.errors import ManifestError
+from shared.errors import CheckpointError, ManifestError
 from shared.manifest import Manifest
 
 _log = structlog.get_logger(__name__)
@@ -38,9 +39,11 @@ class SmolLM2:
         """Copies only: there is no learned drafter for this family."""
         return Speculation(default_drafts=7, maximum_drafts=7)
 
-    def with_weights(self, weights: WeightFormat) -> SmolLM2:
-        """The recipe that exports `weights`."""
-        return replace(self, weights=weights)
+    def with_weights(self, weights: str) -> SmolLM2:
+        """The recipe that exports `weights`. Raises `CheckpointError` on a format that is not one of ours."""
+        if weights not in get_args(WeightFormat):
+            raise CheckpointError(f"weights {weights!r} is not one of {', '.join(get_args(WeightFormat))}")
+        return replace(self, weights=cast(WeightFormat, weights))
 
     def export(self, checkpoint: Path, core: Path, config: PreparationConfig, progress: Progress) -> Manifest:
         """Writes the core. Raises `CheckpointError` and `ManifestError`."""

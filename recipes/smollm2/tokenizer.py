@@ -1,7 +1,7 @@
 """A `tokenizer.json` rebuilt from the metadata of a GGUF file.
 
-Runs in `ignition` only. GGUF names its pre-tokenizer by a word; only those whose rules are known here are accepted, since
-a wrong split gives a model that answers, but worse.
+Runs in `ignition` only. GGUF names its pre-tokenizer by a word; only those whose rules are known here are accepted,
+since a wrong split gives a model that answers, but worse.
 """
 
 from __future__ import annotations

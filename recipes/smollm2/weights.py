@@ -1,8 +1,8 @@
 """The weights of a core: fused and quantised at export, mapped at load.
 
-`weights.safetensors` holds, for each linear layer, `NAME.weight` int8 with `NAME.scale` float32, or `NAME.weight` float32
-alone when the core was exported with float32 weights. Query, key and value are one layer, and so are gate and up. The
-embedding table is kept apart from the head, in bfloat16: rounding there costs less than int8 would (docs/log.md).
+`weights.safetensors` holds, for each linear layer, `NAME.weight` int8 with `NAME.scale` float32, or `NAME.weight`
+float32 alone when the core was exported with float32 weights. Query, key and value are one layer, as are gate and up.
+The embedding table is kept apart from the head, in bfloat16: it costs less accuracy than int8 (docs/log.md).
 """
 
 from __future__ import annotations

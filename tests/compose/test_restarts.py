@@ -30,9 +30,17 @@ def test_serving_again_forgets_the_deaths() -> None:
         restarts.ready()
 
 
-def test_a_refusal_before_the_server_ever_served_is_final() -> None:
+def test_a_refusal_before_the_server_ever_served_is_tried_once_more() -> None:
     restarts = Restarts()
+    assert restarts.died(1) == FIRST_DELAY_S
     assert restarts.died(1) is None
+
+
+def test_a_crash_in_the_first_moment_of_serving_costs_only_itself() -> None:
+    restarts = Restarts()
+    assert restarts.died(1) == FIRST_DELAY_S
+    restarts.ready()
+    assert restarts.died(1) == FIRST_DELAY_S
 
 
 def test_a_kill_before_the_server_ever_served_is_not() -> None:
