@@ -6,6 +6,7 @@ the poller. Two rounds may wait here; the device never waits for Python between 
 
 from __future__ import annotations
 
+import contextvars
 import os
 import queue
 import threading
@@ -70,6 +71,7 @@ class LaunchThread(threading.Thread):
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.ready = threading.Event()
+        self._context = contextvars.copy_context()  # its log lines name the service too
 
     def submit(self, command: Launch | Reset | None) -> None:
         """Queues a command; None ends the thread after what is queued."""
@@ -88,6 +90,9 @@ class LaunchThread(threading.Thread):
         os.eventfd_write(self.wake, 1)
 
     def run(self) -> None:
+        self._context.run(self._live)
+
+    def _live(self) -> None:
         # The top of a process loop: whatever ends this thread must reach the poller, which ends the process.
         try:
             catalog = self._prepare()

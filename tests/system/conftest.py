@@ -19,8 +19,11 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(core: Path) -> Iterator[Server]:
-    """A ready server of that core, for tests that leave it as it was."""
-    with Server(core) as running:
+    """A ready server of that core, for tests that leave it as it was.
+
+    Its width is fixed: an adaptive one follows measured times, and whether it drafts is not for a test to assert.
+    """
+    with Server(core, ("--no-mtp-adaptive-verification",)) as running:
         running.wait_ready()
         yield running
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,13 @@ def test_the_model_is_listed(server: Server) -> None:
     with server.client() as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["scripted"]
         assert client.get("/health").status_code == 200
+
+
+def test_every_line_of_the_log_names_its_service(core: Path) -> None:
+    with Server(core) as server:
+        server.wait_ready()
+        server.chat("say:hello")
+        lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    assert {line["service"] for line in lines} == {"supervisor", "frontend", "scheduler", "worker"}
+    assert {"worker.captured", "request.finished"} <= {line["event"] for line in lines}
+    assert "say:hello" not in json.dumps(lines), "prompts are never logged"
