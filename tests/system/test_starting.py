@@ -94,3 +94,12 @@ def test_leftovers_of_a_dead_server_go_at_the_next_start(core: Path) -> None:
         server.wait_ready()
         assert not abandoned.exists()
         assert not stale.exists()
+
+
+def test_a_core_that_does_not_fit_is_refused_with_its_bill(core: Path) -> None:
+    with Server(core, ("--headroom", "1024T")) as server:
+        code, log = ends(server)
+    assert code != 0
+    assert "memory_refused" in log
+    for line in ("pages", "headroom", "needed", "available"):
+        assert line in log
