@@ -1,7 +1,7 @@
 """The replay floor: recorded rounds replayed back to back in a worker alone, with no scheduler, frontend or client.
 
-A process of its own, `python -m compose.bench.floor CORE RECORDING`; it prints one JSON list with the nanoseconds of
-each round. The catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that
+A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS`; it prints one JSON list with the
+nanoseconds of each round. The catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that
 does not ends the run.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     core, recording = Path(sys.argv[1]), Path(sys.argv[2])
     found = manifest.read(core)
     frames = create_frames(found, new_instance())
-    catalog = prepare(WorkerConfig(core=core, run_dir=core), found, frames)
+    catalog = prepare(WorkerConfig(core=core, run_dir=core, threads=int(sys.argv[3])), found, frames)
     size = frames.plan_layout.nbytes
     plans = np.frombuffer(frames.plan.payload, dtype=np.uint8)
     outs = [completion_frame(frames.completion_layout, frames.completion.payload, i) for i in range(FRAMES)]

@@ -69,12 +69,15 @@ def _arm(concurrency: int, finished: list[Stream], recorded: list[RecordedRound]
     )
 
 
-def repetition(core: Path, concurrencies: tuple[int, ...], tokens: int, arguments: tuple[str, ...]) -> list[Arm]:
+def repetition(
+    core: Path, concurrencies: tuple[int, ...], tokens: int, threads: int, arguments: tuple[str, ...]
+) -> list[Arm]:
     """One server over all concurrencies, then its floor."""
     with tempfile.TemporaryDirectory(prefix="flare-bench-") as folder:
         recording = Path(folder) / "rounds"
         finished = {}
-        with ServerUnderTest(core, "--record", str(recording), *arguments) as server:
+        flags = ("--record", str(recording), "--threads", str(threads), *arguments)
+        with ServerUnderTest(core, *flags) as server:
             streams(server.address, prompts.chat(1, 8), 1)
             first = 1
             for concurrency in concurrencies:
@@ -82,7 +85,7 @@ def repetition(core: Path, concurrencies: tuple[int, ...], tokens: int, argument
                 finished[concurrency] = streams(server.address, bodies, concurrency)
                 first += concurrency
         recorded = list(rounds_of(recording))
-        command = [sys.executable, "-m", "compose.bench.floor", str(core), str(recording)]
+        command = [sys.executable, "-m", "compose.bench.floor", str(core), str(recording), str(threads)]
         floor = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies]
 
@@ -116,10 +119,13 @@ def report(arms: list[Arm]) -> str:
 @click.option("--concurrency", "concurrencies", type=int, multiple=True, default=(1, 2, 4), show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Most tokens of each answer.")
 @click.option("--repeat", default=3, show_default=True, help="Repetitions; service and floor alternate.")
+@click.option("--threads", default=1, show_default=True, help="Threads of the worker, in both arms.")
 @click.argument("arguments", nargs=-1)
-def replay(core: Path, concurrencies: tuple[int, ...], tokens: int, repeat: int, arguments: tuple[str, ...]) -> None:
+def replay(
+    core: Path, concurrencies: tuple[int, ...], tokens: int, repeat: int, threads: int, arguments: tuple[str, ...]
+) -> None:
     """The service over CORE against its replay floor. Options of `flare run` follow after `--`."""
     arms: list[Arm] = []
     for _ in range(repeat):
-        arms.extend(repetition(core, concurrencies, tokens, arguments))
+        arms.extend(repetition(core, concurrencies, tokens, threads, arguments))
     click.echo(report(arms))
