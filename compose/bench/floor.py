@@ -1,8 +1,8 @@
 """The replay floor: recorded rounds replayed back to back in a worker alone, with no scheduler, frontend or client.
 
 A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS`; it prints one JSON list with the
-nanoseconds of each round. The catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that
-does not ends the run.
+nanoseconds of each round. The catalog starts as fresh as the recorded one did, so every round emits what it emitted
+then; one that does not ends the run.
 """
 
 from __future__ import annotations
