@@ -197,14 +197,14 @@ class Programs:
 
     def _chunk(self, plan: PlanFrame, out: Completion) -> torch.Tensor | None:
         """The prompt chunk int64 [n], if it continues exactly what its slot has consumed."""
-        slot, start, length = int(plan.chunk_slot[0]), int(plan.chunk_start[0]), int(plan.chunk_length[0])
-        fault = self._identity_fault(slot, int(plan.chunk_epoch[0]), int(plan.chunk_request[0]))
-        if fault == Fault.BAD_SLOT:
+        slot, start, length = self._named_slot(plan, out), int(plan.chunk_start[0]), int(plan.chunk_length[0])
+        if slot is None:
             return None
+        fault = Fault.NONE
         tokens = torch.from_numpy(plan.chunk_tokens[: max(length, 0)].astype(np.int64))
-        if not fault and (self._state.consumed[slot] != start or len(tokens) != length or length < 1):
+        if self._state.consumed[slot] != start or len(tokens) != length or length < 1:
             fault = Fault.UNEXPECTED_PLAN
-        if not fault and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._state.vocab_size:
+        elif not 0 <= int(tokens.min()) <= int(tokens.max()) < self._state.vocab_size:
             fault = Fault.BAD_TOKEN
         if fault:
             out.write(slot, Emission(faults=fault))
@@ -257,6 +257,7 @@ class Programs:
         out.write(slot, Emission())
 
     def _named_slot(self, plan: PlanFrame, out: Completion) -> int | None:
+        """The slot that the `chunk_*` fields name; None, with its error bit recorded, if it is not that request's."""
         slot = int(plan.chunk_slot[0])
         fault = self._identity_fault(slot, int(plan.chunk_epoch[0]), int(plan.chunk_request[0]))
         if not fault:

@@ -120,17 +120,17 @@ def test_thirty_prompts_at_every_accepted_count(
     difference = arithmetic_difference(host, sum(prompts[:4], ()))
     assert difference == 0.0 or not deterministic
     assert difference < 0.05
-    expected, parted, positions = plain, [], 0
+    parted, positions = [], 0
     seen: set[int] = set()
     for first in range(0, len(prompts), 4):
         group = prompts[first : first + 4]
-        truth = [tokens for tokens, _ in expected[first : first + 4]]
+        truth = [tokens for tokens, _ in plain[first : first + 4]]
         for slot, tokens in enumerate(drafted(host, group, truth, first, width, seen)):
             positions += len(tokens)
             if tokens == truth[slot]:
                 continue
             at = next(i for i, (a, b) in enumerate(zip(tokens, truth[slot], strict=False)) if a != b)
-            parted.append((width, TOPICS[first + slot], at, expected[first + slot][1][at]))
+            parted.append((width, TOPICS[first + slot], at, plain[first + slot][1][at]))
     assert seen == set(range(width)), f"width {width} accepted only {seen}"
     print(f"difference {difference:.2e}, {positions} positions, parted: {parted}")
     assert not parted or not deterministic
