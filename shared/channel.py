@@ -6,6 +6,7 @@ tells when a peer's connection ends. Socket files lie in one folder of mode 0700
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,20 @@ class RunDirectory:
         if self.path.stat().st_mode & 0o077:
             raise ProcessError(f"{self.path} must have mode 0700: others could reach the sockets")
         return self
+
+    def claim(self) -> int:
+        """A descriptor that makes this process its one scheduler, until it is closed or the process ends.
+
+        A socket file does not tell whether its owner lives: the library replaces it and takes the peers over, in
+        silence. Raises `ProcessError` when another scheduler has the folder.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ProcessError(f"another scheduler runs in {self.path}: choose another --run-dir") from error
+        return descriptor
 
     @property
     def frontends(self) -> str:

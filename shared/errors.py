@@ -123,6 +123,12 @@ class RegionError(ProcessError):
     code: ClassVar[str] = "region_error"
 
 
+class RoundTimeout(ProcessError):
+    """A round has been running for so long that it is not expected to end."""
+
+    code: ClassVar[str] = "round_timeout"
+
+
 class Unroutable(ProcessError):
     """A message was addressed to a peer that is not connected."""
 

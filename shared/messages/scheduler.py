@@ -98,9 +98,13 @@ class WorkerFault(Message, frozen=True, kw_only=True):
 
 
 class WorkerBeat(Message, frozen=True, kw_only=True):
-    """Heartbeat, several a second, from a thread of its own; `sequence` is the next round to finish."""
+    """Heartbeat, several a second, from a thread of its own; `sequence` is the next round to finish.
+
+    A worker that is `draining` was told to end: it takes no new request and goes when it is sent `Drain`.
+    """
 
     sequence: int
+    draining: bool = False
 
 
 FromFrontend = FrontendHello | Submit | Ack | StoppedAt | Cancel | FrontendPing

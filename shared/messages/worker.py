@@ -12,10 +12,14 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class Replay(Message, frozen=True, kw_only=True):
-    """Replay graph `graph` as round `sequence`; its plan lies in plan frame `sequence & 1`."""
+    """Replay graph `graph` as round `sequence`; its plan lies in plan frame `sequence & 1`.
+
+    `requests` are the ids of the requests in the round, for the worker's log alone.
+    """
 
     sequence: int
     graph: int
+    requests: tuple[str, ...] = ()
 
 
 class Drain(Message, frozen=True, kw_only=True):

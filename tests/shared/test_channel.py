@@ -115,3 +115,13 @@ def test_sockets_lie_in_a_folder_that_others_cannot_enter(tmp_path: Path) -> Non
         RunDirectory(folder).ensure()
     with pytest.raises(ProcessError, match="too long"):
         RunDirectory(tmp_path / ("x" * 100)).ensure()
+
+
+def test_a_folder_has_one_scheduler_at_a_time(tmp_path: Path) -> None:
+    """The library would hand the socket file, and all peers, to the second one without a word."""
+    folder = RunDirectory(tmp_path / "run").ensure()
+    first = folder.claim()
+    with pytest.raises(ProcessError, match="another scheduler"):
+        folder.claim()
+    os.close(first)
+    os.close(folder.claim())

@@ -14,8 +14,9 @@ from shared.messages.common import DraftCounts, Message, Sampling, TokenLogprobs
 GOLDEN: list[tuple[Message, str]] = [
     (worker.Attach(instance=1), "82a474797065a6417474616368a8696e7374616e636501"),
     (
-        worker.Replay(instance=1, sequence=2, graph=3),
-        "84a474797065a65265706c6179a8696e7374616e636501a873657175656e636502a5677261706803",
+        worker.Replay(instance=1, sequence=2, graph=3, requests=("r", "q/0")),
+        "85a474797065a65265706c6179a8696e7374616e636501a873657175656e636502a5677261706803a8726571756573747392a172a3"
+        "712f30",
     ),
     (
         scheduler.Ack(instance=1, request="r", epoch=2, safe_upto=3),
@@ -57,7 +58,7 @@ ROUND_TRIPS: list[tuple[Message, msgspec.msgpack.Decoder[Any]]] = [
         scheduler.FROM_FRONTEND,
     ),
     (scheduler.Cancel(instance=1, request="r"), scheduler.FROM_FRONTEND),
-    (scheduler.WorkerBeat(instance=1, sequence=9), scheduler.FROM_WORKER),
+    (scheduler.WorkerBeat(instance=1, sequence=9, draining=True), scheduler.FROM_WORKER),
     (
         frontend.Tokens(
             instance=1,
