@@ -30,6 +30,7 @@ class Acknowledgements:
         request.outcomes.clear()
         if not request.finish:
             self._tallies.finished["stop"] += 1
+            request.finish = "stop"
         self._roster.stop(request, Leaving.FORGET)
 
     def _advance(self, request: Request, upto: int) -> None:
@@ -38,6 +39,7 @@ class Acknowledgements:
             return
         if self._roster.history is not None:
             self._roster.history.append(request.response, request.visible_output(request.acknowledged, upto))
+        self._tallies.generation_tokens += upto - request.acknowledged
         request.acknowledged = upto
         while request.outcomes and request.outcomes[0][0] <= upto:
             outcome = request.outcomes.popleft()[1]

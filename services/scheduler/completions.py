@@ -27,10 +27,11 @@ FINISHES: dict[Status, Finish] = {Status.RUNNING: "", Status.ENDED: "stop", Stat
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Tokens for the frontend of a request."""
+    """Tokens for the frontend of a request, and the record that they came in."""
 
     request: Request
     delta: Delta
+    record: Record
 
 
 class Completions:
@@ -77,6 +78,7 @@ class Completions:
             if record.tokens:
                 deliveries.append(self._deliver(request, lane, record, records))
             if lane is not None and record.tokens:
+                self._tallies.note_lane(record.width)
                 spends.append(LaneSpend(request.drafting, lane.ceiling, record.width, len(record.tokens)))
         self._roster.drained(request)
 
@@ -107,7 +109,6 @@ class Completions:
         start, count = request.generated, len(record.tokens)
         request.visible_output(start, start + count)[:] = record.tokens
         request.generated += count
-        self._tallies.generation_tokens += count
         if start == 0:
             self._tallies.prompt_tokens += request.prompt_length
         if request.copies is not None:
@@ -129,15 +130,18 @@ class Completions:
         if request.finish:
             self._tallies.finished[request.finish] += 1
             self._roster.stop(request, Leaving.SETTLE)
-        return Delivery(request, delta)
+        return Delivery(request, delta, record)
 
     def _note_drafts(self, request: Request, lane: LanePlan, record: Record) -> None:
+        copies = _copies_offered(lane, record) if record.offered else 0
         if record.offered:
-            request.counts = _counted(request.counts, record, _copies_offered(lane, record))
+            request.counts = _counted(request.counts, record, copies)
         planned = record.offered or lane.drafts
         if planned:
             cut = record.status is not Status.RUNNING and record.accepted == len(record.tokens)
-            outcome = Outcome(lane.kind, planned, record.accepted, cut, record.offered)
+            outcome = Outcome(
+                lane.kind, planned, record.accepted, cut, record.offered, copies, record.copied, record.sources
+            )
             request.outcomes.append((request.generated, outcome))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shared.errors import ProcessError
 from shared.manifest import MAXIMUM_DRAFTS
+from shared.metrics_address import LOOPBACK, check_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,11 @@ class SchedulerConfig:
     adaptive: bool = True
     deterministic: bool = False
     concurrency: int | None = None
-    queue_limit: int = 64
+    queue_limit: int = 256
     drain_timeout: float = 30.0
     worker_timeout: float = 10.0
+    served_model_name: str | None = None
+    metrics_host: str = LOOPBACK
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
@@ -41,8 +44,7 @@ class SchedulerConfig:
             raise ProcessError("the queue limit cannot be negative")
         if self.drain_timeout < 0 or self.worker_timeout <= 0:
             raise ProcessError("the drain timeout cannot be negative, the worker timeout must be positive")
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
-            raise ProcessError(f"{self.metrics_port} is not a port")
+        check_address(self.metrics_host, self.metrics_port)
 
     @property
     def fixed_width(self) -> bool:

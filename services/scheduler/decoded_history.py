@@ -39,6 +39,11 @@ class DecodedHistory:
         self._index: dict[bytes, int] = {}
         """The last eight, and the last four, tokens before a position -> the most recent such position."""
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that it can hold."""
+        return self._capacity
+
     def __len__(self) -> int:
         return min(self._count, self._capacity)
 

@@ -1,7 +1,8 @@
 """The scheduler's side towards the worker: keeps two rounds queued and takes completed ones in. I/O lives here.
 
 A round is read and the next one submitted before anybody hears of its tokens. When the worker goes, each request with
-state on it fails at once and queued requests wait for its successor.
+state on it fails at once and queued requests wait for its successor. One that was told to end is given no new request
+and is sent off when those that it has are over.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import structlog
 from services.scheduler.completions import Completions, Delivery
 from services.scheduler.opening import Opened
 from services.scheduler.records import Records
-from services.scheduler.rounds import Plan, RoundPlanner
+from services.scheduler.requests import Request
+from services.scheduler.rounds import Narrow, Plan, RoundPlanner
 from services.scheduler.tallies import Tallies
 from services.scheduler.worker_link import LinkState, WorkerLink
 from shared.channel import Server
 from shared.errors import StaleRecord, Unroutable
 from shared.frames import FRAMES
-from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerFault, WorkerHello
+from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerBeat, WorkerFault, WorkerHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,26 @@ class Round:
     deliveries: list[Delivery]
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that was given a slot and its first pages."""
+
+    request: Request
+    slot: int
+    pages: int
+
+
 class DeviceSide:
     """Times in seconds of the loop's clock."""
 
     def __init__(self, server: Server[FromWorker], opened: Opened, tallies: Tallies, instance: int) -> None:
         self.queued: deque[tuple[int, Plan]] = deque()
         """Rounds submitted and not yet done: at most two."""
+        self.admitted: list[Admission] = []
+        """Admissions to log; the loop empties the list."""
         self.reason = "no worker is attached"
+        self._leaving = False
+        """Whether the worker was told to end."""
         self._server = server
         self._roster = opened.roster
         self._slots = opened.slots
@@ -48,9 +63,19 @@ class DeviceSide:
         self._log = structlog.get_logger()
 
     @property
+    def narrow(self) -> dict[Narrow, int]:
+        """Lanes planned at width one, by reason."""
+        return self._planner.narrow
+
+    @property
     def ready(self) -> bool:
         """Whether a worker is attached."""
         return self._link.state is LinkState.READY
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new requests can run."""
+        return self.ready and not self._leaving
 
     def receive(self, now: float) -> list[Round]:
         """Takes all messages of workers and keeps the device busy in between."""
@@ -74,21 +99,37 @@ class DeviceSide:
             if plan is None:
                 return
             if plan.admitted is not None:
-                self._log.info("request.admitted", request=plan.admitted.key.request, slot=plan.admitted.slot)
+                self.admitted.append(Admission(plan.admitted, plan.admitted.slot, len(plan.admitted.pages)))
             try:
                 self.queued.append((self._link.submit(plan), plan))
             except Unroutable as error:
                 self._lost(str(error))
 
-    def watch(self, now: float, timeout: float) -> None:
-        """Gives a worker up that lost its connection or fell silent."""
+    def watch(self, now: float, timeout: float, ending: bool) -> None:
+        """Gives a worker up that lost its connection or fell silent, and sends one off that wants to go.
+
+        With `ending` this process ends too: whoever waits has no successor to wait for, and is served now.
+        """
         reason = self._link.silent(now, timeout)
         if reason:
             self._lost(reason)
+        self._roster.closed = self._leaving and not ending
+        if self._roster.closed and self.ready and not self._roster.active and not self.queued:
+            self._send_off()
 
     def close(self) -> None:
         """Unmaps the worker's memory."""
         self._link.close()
+
+    def _send_off(self) -> None:
+        try:
+            self._link.drain()
+        except Unroutable as error:
+            self._log.warning("worker.unreachable", reason=str(error))
+        self._log.info("worker.drained")
+        self._roster.detach("the worker has drained")
+        self._link.close()
+        self.reason = "no worker is attached"
 
     def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> bool:
         refusal = self._link.acceptable(hello)
@@ -99,7 +140,7 @@ class DeviceSide:
             self._lost("another worker took over, or this one connected anew")
         if not self._link.greet(peer, hello, now):
             return False
-        self.reason = "the worker is being attached"
+        self.reason, self._leaving = "the worker is being attached", False
         return True
 
     def _take(self, message: Attached | RoundDone | WorkerFault | object, now: float, rounds: list[Round]) -> None:
@@ -114,6 +155,10 @@ class DeviceSide:
             self._lost(f"the worker failed: {message.code}")
             self._log.error("worker.fault", code=message.code, message=message.message)
             self._link.close()
+        elif isinstance(message, WorkerBeat) and message.draining and self.ready:
+            if not self._leaving:
+                self._log.info("worker.draining", running=self._roster.running)
+            self.reason, self._leaving = "the worker is draining", True
         elif self._link.state is LinkState.NONE:
             self._log.info("worker.back")
             self._link.again(now)
@@ -122,6 +167,7 @@ class DeviceSide:
         hello = self._link.hello
         if hello is not None:
             self._roster.attach(min(self._slots, hello.slots), hello.pages)
+            self._tallies.worker_attachments += 1
             self.reason = ""
             self._log.info("worker.attached", worker=hello.instance, device=hello.device, sequence=self._link.sequence)
 
@@ -133,8 +179,6 @@ class DeviceSide:
         sequence, plan = self.queued.popleft()
         deliveries = self._completions.apply(plan, self._records(sequence), message.device_ns)
         self.pump()
-        graph = plan.graph
-        self._tallies.note_round(graph.kind, graph.batch, graph.tokens, message.device_ns, message.idle_ns)
         rounds.append(Round(sequence, deliveries))
 
     def _records(self, sequence: int) -> Records | None:
@@ -146,6 +190,7 @@ class DeviceSide:
 
     def _lost(self, reason: str) -> None:
         if self._link.state is LinkState.READY:
+            self._tallies.worker_losses += 1
             self._log.error("worker.lost", reason=reason, requests=self._roster.running)
             self._roster.detach(f"the worker that held this request's state is gone: {reason}")
         self.queued.clear()

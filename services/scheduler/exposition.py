@@ -1,83 +1,99 @@
-"""Prometheus exposition of the tallies on a loopback port, off unless asked for. Runs in a thread of its own.
+"""The metrics and the readiness of a scheduler. Read in a thread of its own; the loop never waits for it.
 
-Numbers are read when scraped; a scrape that overlaps a round may see one counter advanced and another not yet.
+A scrape that overlaps a round may see one counter advanced and another not yet.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import Metric
 
 from services.scheduler.tallies import Gauges, Tallies
 from shared import metrics
+from shared.exposition import Exposition, Labelled, histogram, number, table
+from shared.frames import Source
 
-LOOPBACK = "127.0.0.1"
-_NANO = 1e-9
 
-
+@dataclass(frozen=True, slots=True)
 class TallyCollector:
     """Renders `tallies` and whatever `gauges()` says."""
 
-    def __init__(self, tallies: Tallies, gauges: Callable[[], Gauges]) -> None:
-        self._tallies = tallies
-        self._gauges = gauges
+    tallies: Tallies
+    gauges: Callable[[], Gauges]
 
     def collect(self) -> Iterable[Metric]:
         """All metric families of the scheduler."""
-        now, tallies = self._gauges(), self._tallies
+        yield from self._state(self.gauges())
+        yield from self._counts()
+        yield from self._drafts()
+        for name, values in (
+            (metrics.QUEUE_TIME, self.tallies.queue_time),
+            (metrics.PREFILL_TIME, self.tallies.prefill_time),
+            (metrics.DECODE_TIME, self.tallies.decode_time),
+            (metrics.INFERENCE_TIME, self.tallies.inference_time),
+        ):
+            yield histogram(name, ((), values))
+
+    def _state(self, now: Gauges) -> Iterable[Metric]:
         for name, value in (
             (metrics.REQUESTS_RUNNING, now.running),
             (metrics.REQUESTS_WAITING, now.waiting),
-            (metrics.PAGE_USAGE, now.page_usage),
+            (metrics.REQUEST_SLOTS, now.slots),
+            (metrics.QUEUE_LIMIT, now.queue_limit),
+            (metrics.PAGE_USAGE, 1.0 - now.pages_free / now.pages),
+            (metrics.PAGES, now.pages),
+            (metrics.PAGES_FREE, now.pages_free),
+            (metrics.HISTORY_TOKENS, now.history),
+            (metrics.HISTORY_CAPACITY, now.history_capacity),
+            (metrics.UNACKNOWLEDGED, now.unacknowledged),
             (metrics.ROUNDS_OUTSTANDING, now.outstanding),
-        ):
-            yield GaugeMetricFamily(name, name, value=value)
-        for name, count in (
+            (metrics.FRONTENDS, now.frontends),
             (metrics.PREEMPTIONS, now.preemptions),
             (metrics.REFUSED_FRAMES, now.refused),
+        ):
+            yield number(name, value)
+        yield table(metrics.NARROW_LANES, [((reason,), count) for reason, count in now.narrow.items()])
+
+    def _counts(self) -> Iterable[Metric]:
+        tallies = self.tallies
+        for name, count in (
+            (metrics.SUBMITTED, tallies.submitted),
             (metrics.PROMPT_TOKENS, tallies.prompt_tokens),
             (metrics.GENERATION_TOKENS, tallies.generation_tokens),
-            (metrics.DRAFT_ROUNDS, tallies.drafted_rounds),
-            (metrics.DRAFT_TOKENS, tallies.draft_tokens),
-            (metrics.ACCEPTED_TOKENS, tallies.accepted_tokens),
             (metrics.STALE_RECORDS, tallies.stale_records),
             (metrics.FAULTY_RECORDS, tallies.faulty_records),
-            (metrics.LAUNCH_GAP_SECONDS, tallies.idle_nanoseconds * _NANO),
+            (metrics.WORKER_ATTACHMENTS, tallies.worker_attachments),
+            (metrics.WORKER_LOSSES, tallies.worker_losses),
         ):
-            yield CounterMetricFamily(name, name, value=count)
-        yield _labelled(metrics.REQUESTS_FINISHED, "finished_reason", dict(tallies.finished))
-        yield _labelled(metrics.REQUESTS_FAILED, "code", dict(tallies.failed))
-        depths = {str(depth): count for depth, count in enumerate(tallies.accepted_by_depth)}
-        yield _labelled(metrics.ACCEPTED_BY_POSITION, "position", depths)
-        yield self._rounds()
+            yield number(name, count)
+        outcomes = Counter({"stop": 0, "length": 0, "cancelled": 0, "overloaded": 0})
+        outcomes.update(tallies.finished.copy())
+        outcomes.update(tallies.failed.copy())
+        yield table(metrics.OUTCOMES, [((outcome,), count) for outcome, count in outcomes.items()])
+        yield table(metrics.LANES, [((str(rows),), count) for rows, count in enumerate(tallies.lanes) if rows])
 
-    def _rounds(self) -> Metric:
-        name = metrics.ROUND_SECONDS
-        family = SummaryMetricFamily(name, name, labels=("kind", "batch", "tokens"))
-        for (kind, batch, tokens), tally in list(self._tallies.rounds.items()):
-            labels = (kind, str(batch), str(tokens))
-            family.add_metric(labels, count_value=tally.rounds, sum_value=tally.nanoseconds * _NANO)
-        return family
-
-
-def _labelled(name: str, label: str, values: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, name, labels=(label,))
-    for key, value in values.items():
-        family.add_metric((key,), value)
-    return family
+    def _drafts(self) -> Iterable[Metric]:
+        tallies = self.tallies
+        yield number(metrics.DRAFT_ROUNDS, tallies.drafted_rounds)
+        yield number(metrics.DRAFT_TOKENS, tallies.draft_tokens)
+        yield number(metrics.ACCEPTED_TOKENS, tallies.accepted_tokens)
+        depths = [((str(depth),), count) for depth, count in enumerate(tallies.accepted_by_depth)]
+        yield table(metrics.ACCEPTED_BY_POSITION, depths)
+        yield table(metrics.OFFERED_BY_SOURCE, _by_source(tallies.offered_by_source))
+        yield table(metrics.ACCEPTED_BY_SOURCE, _by_source(tallies.accepted_by_source))
 
 
-def expose(port: int, collector: TallyCollector) -> Callable[[], None]:
-    """Serves `/metrics` at a loopback port; the result ends it."""
-    registry = CollectorRegistry()
-    registry.register(collector)
-    server, thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+def _by_source(counts: dict[Source, list[int]]) -> Labelled:
+    return [
+        ((str(source.name).lower(), str(depth)), count)
+        for source, depths in counts.items()
+        for depth, count in enumerate(depths)
+    ]
 
-    def close() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
-    return close
+def expose(tallies: Tallies, gauges: Callable[[], Gauges], unready: Callable[[], str], model: str) -> Exposition:
+    """What this scheduler shows of itself; `unready` says why it cannot run requests, or nothing."""
+    return Exposition(TallyCollector(tallies, gauges).collect, unready, lambda: model)

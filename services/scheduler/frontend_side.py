@@ -17,6 +17,7 @@ from services.scheduler.frontend_table import FrontendTable
 from services.scheduler.requests import Leaving, Phase, Request, RequestKey
 from services.scheduler.roster import Roster
 from services.scheduler.tallies import Tallies
+from services.scheduler.timing import Timing
 from shared.channel import Server
 from shared.errors import RequestError, Unavailable, Unroutable
 from shared.messages.common import Message
@@ -60,6 +61,7 @@ class FrontendSide:
         self._server = server
         self._roster = roster
         self._tallies = tallies
+        self._timing = Timing(tallies)
         self._acknowledgements = Acknowledgements(roster, tallies)
         self._table = FrontendTable()
         self._instance = instance
@@ -94,12 +96,11 @@ class FrontendSide:
         for peer in self._table.peers():
             self._send(peer, status)
 
-    def deliver(self, sequence: int, deliveries: Iterable[Delivery], now: float) -> None:
+    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> None:
         """One message a frontend for a completed round."""
         batches: dict[int, list[Delta]] = {}
         for delivery in deliveries:
             batches.setdefault(delivery.request.key.frontend, []).append(delivery.delta)
-            self._log_progress(delivery, sequence, now)
         for frontend, deltas in batches.items():
             message = Tokens(instance=self._instance, sequence=sequence, deltas=tuple(deltas))
             self._send_to(frontend, message)
@@ -111,26 +112,6 @@ class FrontendSide:
             self._failed(failure.request.key, failure.error)
         while self._roster.preempted:
             self._log.warning("request.preempted", request=self._roster.preempted.pop(0).key.request)
-
-    def _log_progress(self, delivery: Delivery, sequence: int, now: float) -> None:
-        """Counts and times since the request came, in seconds; never a token."""
-        request, delta = delivery.request, delivery.delta
-        seconds = round(now - request.arrived, 4)
-        if delta.start == 0:
-            self._log.info(
-                "request.prefilled", request=delta.request, prompt_tokens=request.prompt_length, seconds=seconds
-            )
-        self._log.debug("request.round", request=delta.request, sequence=sequence, tokens=len(delta.tokens))
-        if delta.finish:
-            self._log.info(
-                "request.finished",
-                request=delta.request,
-                reason=delta.finish,
-                output_tokens=request.generated,
-                offered=request.counts.offered,
-                accepted=request.counts.accepted,
-                seconds=seconds,
-            )
 
     def _take(self, peer: bytes, message: FromFrontend, now: float) -> None:
         if isinstance(message, FrontendHello):
@@ -151,6 +132,7 @@ class FrontendSide:
                     over = bool(request.finish)
                     self._acknowledgements.stopped(request, message.visible)
                     if not over:
+                        self._timing.finished(request, now)
                         self._log.info("request.finished", request=message.request, reason="stop string")
             case Cancel():
                 request = self._roster.requests.get(RequestKey(message.instance, message.request))
@@ -175,6 +157,7 @@ class FrontendSide:
 
     def _submit(self, message: Submit, now: float) -> None:
         key = RequestKey(message.instance, message.request)
+        self._tallies.submitted += 1
         try:
             if self.condition.draining:
                 raise Unavailable("the server is shutting down")
@@ -191,7 +174,8 @@ class FrontendSide:
         )
 
     def _cancel(self, request: Request, reason: str) -> None:
-        if request.phase is not Phase.FINISHED and not request.finish:
+        over = request.phase is Phase.FINISHED or request.finish
+        if not over and not (request.phase is Phase.STOPPING and request.leaving is Leaving.FORGET):
             self._tallies.finished["cancelled"] += 1
             self._log.info("request.cancelled", request=request.key.request, reason=reason)
         self._roster.stop(request, Leaving.FORGET)

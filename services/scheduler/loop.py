@@ -16,10 +16,13 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.device_side import DeviceSide
 from services.scheduler.frontend_side import FrontendSide
 from services.scheduler.opening import Opened
+from services.scheduler.progress import Progress
 from services.scheduler.tallies import Gauges, Tallies
+from services.scheduler.timing import Timing
 from shared.channel import RunDirectory, Server
 from shared.errors import Unavailable
 from shared.messages.scheduler import FROM_FRONTEND, FROM_WORKER, FromFrontend, FromWorker
+from shared.pulse import PULSE
 
 TICK_S = 0.1
 STATUS_S = 1.0
@@ -42,6 +45,7 @@ class Loop:
     ) -> None:
         self._config = config
         self._roster = opened.roster
+        self._slots = opened.slots
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         run = RunDirectory(config.run_dir).ensure()
@@ -55,6 +59,8 @@ class Loop:
         self._deadline: float | None = None
         self._status_due = 0.0
         self._probe_until = 0.0
+        self._progress = Progress()
+        self._timing = Timing(tallies)
         self._log = structlog.get_logger()
 
     def stop(self) -> None:
@@ -62,16 +68,29 @@ class Loop:
         self._stops += 1
 
     def gauges(self) -> Gauges:
-        """The state for a scrape."""
-        pool = self._roster.pool
+        """The state for a scrape. Safe from another thread: what it walks through is copied in one step first."""
+        roster, history = self._roster, self._roster.history
         return Gauges(
-            running=self._roster.running,
-            waiting=len(self._roster.waiting),
-            page_usage=1.0 - pool.free / pool.total,
+            running=roster.running,
+            waiting=len(roster.waiting),
+            slots=self._slots,
+            queue_limit=roster.limits.queue,
+            pages=roster.pool.total,
+            pages_free=roster.pool.free,
+            history=0 if history is None else len(history),
+            history_capacity=0 if history is None else history.capacity,
+            unacknowledged=sum(max(r.generated - r.acknowledged, 0) for r in roster.requests.copy().values()),
             outstanding=len(self._device.queued),
-            preemptions=self._roster.preemptions,
+            frontends=self._frontends.connected,
+            preemptions=roster.preemptions,
             refused=self._frontend_server.refused.count + self._worker_server.refused.count,
+            narrow={reason.value: count for reason, count in self._device.narrow.items()},
         )
+
+    def unready(self) -> str:
+        """Why no request can run now, as frontends are told; empty if they can."""
+        condition = self._frontends.condition
+        return "" if condition.ready else condition.reason or "no worker is attached"
 
     def run(self) -> int:
         """The exit code."""
@@ -93,25 +112,32 @@ class Loop:
     def _step(self) -> bool:
         """One turn; True if messages may be left."""
         now = self._clock()
+        PULSE.beat(now)
         rounds = self._device.receive(now)
         self._device.pump()
         for completed in rounds:
-            self._frontends.deliver(completed.sequence, completed.deliveries, now)
+            self._frontends.deliver(completed.sequence, completed.deliveries)
+        self._timing.admissions(self._device.admitted, now)
+        self._timing.rounds(rounds, now)
+        self._progress.admissions(self._device.admitted, now)
+        self._progress.rounds(rounds, now)
         more = self._frontends.receive(now)
         self._device.pump()
+        self._timing.admissions(self._device.admitted, now)
+        self._progress.admissions(self._device.admitted, now)
         self._watch(now)
         self._frontends.report()
         return more
 
     def _watch(self, now: float) -> None:
-        self._device.watch(now, self._config.worker_timeout)
+        self._device.watch(now, self._config.worker_timeout, bool(self._stops))
         if self._stops and not self._frontends.condition.draining:
             self._frontends.condition.draining = True
             self._log.info("scheduler.draining", running=self._roster.running, waiting=len(self._roster.waiting))
         if self._frontends.condition.draining:
             self._frontends.announce(False, "draining")
         else:
-            self._frontends.announce(self._device.ready, self._device.reason)
+            self._frontends.announce(self._device.accepting, self._device.reason)
         if self._frontend_server.losses():
             self._probe_until = now + PROBE_S
         if now < self._probe_until or now >= self._status_due:

@@ -83,6 +83,10 @@ class Request:
     outcomes: deque[tuple[int, Outcome]] = field(default_factory=deque)
     """Drafts not yet acknowledged, each with the output count that acknowledges it."""
     finish: Finish = ""
+    admitted: float | None = None
+    """When it was first given a slot, in seconds of the loop's clock."""
+    first: float | None = None
+    """When its first token came."""
     counts: DraftCounts = field(default_factory=DraftCounts)
 
     @property

@@ -51,6 +51,8 @@ class Roster:
         self.preempted: list[Request] = []
         """Preemptions to log; the loop empties the list."""
         self.preemptions = 0
+        self.closed = False
+        """Whether nobody is admitted, because the worker is about to go. Another one opens it again."""
         self.pool = PagePool(limits.pages)
         self._slots: list[int] = []
         self._prompt_copies = prompt_copies
@@ -64,6 +66,7 @@ class Roster:
 
     def attach(self, slots: int, pages: int) -> None:
         """A worker with empty slots is there. Requests that it can never hold fail."""
+        self.closed = False
         self.pool = PagePool(pages)
         self._slots = list(range(slots))[::-1]
         for request in [r for r in self.waiting if pages_for(r.limit + 1) > pages]:
@@ -108,7 +111,7 @@ class Roster:
 
     def admit(self) -> Request | None:
         """Gives the head of the queue a slot and pages for its prefill and first round; nobody overtakes it."""
-        if not self.waiting or not self._slots:
+        if self.closed or not self.waiting or not self._slots:
             return None
         request = self.waiting[0]
         extent = min(request.prefill_length + ROW_TOKENS, request.limit)
@@ -161,7 +164,9 @@ class Roster:
             self.drained(request)
 
     def fail(self, request: Request, error: RequestError) -> None:
-        """Ends it with an error that its frontend is told."""
+        """Ends it with an error that its frontend is told, unless it is over already."""
+        if request.phase is Phase.STOPPING and request.leaving is not Leaving.REQUEUE:
+            return
         self.failures.append(Failure(request, error))
         self.stop(request, Leaving.FORGET)
 

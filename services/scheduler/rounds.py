@@ -7,6 +7,7 @@ reserved for whatever that may emit and copies are anchored at what the host kno
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from services.scheduler.continuations import SHORT, Continuation, better
 from services.scheduler.controller import LaneOffer
@@ -17,6 +18,17 @@ from services.scheduler.survival import Kind, kind_of
 
 MORE, DRAWS, REPLAYED = 0, 1, 2
 """Values of a plan's `chunk_final`."""
+
+
+class Narrow(StrEnum):
+    """Why a lane verifies a single row."""
+
+    PREFILL = "prefill"
+    """A chunk goes along."""
+    NO_DRAFTS = "no_drafts"
+    POLICY = "policy"
+    """Drafts would not pay."""
+    PAGES = "pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,8 @@ class RoundPlanner:
     def __init__(self, roster: Roster, graphs: GraphTable) -> None:
         self._roster = roster
         self._graphs = graphs
+        self.narrow = dict.fromkeys(Narrow, 0)
+        """Lanes planned at width one, by reason."""
         self._chunk_was_last = False
 
     def next(self) -> Plan | None:
@@ -134,6 +148,7 @@ class RoundPlanner:
             return Plan(self._graphs.generation(len(lanes), 1), lanes) if lanes else None
         if not lanes:
             return self._prefill(filling)
+        self.narrow[Narrow.PREFILL] += len(lanes)
         return Plan(graph, lanes, self._chunk(filling, graph.tokens))
 
     def _generation(self, decoding: list[Request], only_drafting: bool = False) -> Plan | None:
@@ -145,6 +160,9 @@ class RoundPlanner:
         ceilings = self._roster.policy.choose(self._graphs.batch(len(decoding)), widths, offers)
         if only_drafting and max(ceilings) == 1:
             return None  # a mixed round gives these lanes the same and takes a chunk along
+        for lane, rows in zip(wanted, ceilings, strict=True):
+            if rows == 1:
+                self.narrow[Narrow.POLICY if lane.drafts else Narrow.NO_DRAFTS] += 1
         lanes = self._reserved([self._capped(lane, rows) for lane, rows in zip(wanted, ceilings, strict=True)])
         if not lanes:
             return None
@@ -189,6 +207,7 @@ class RoundPlanner:
                 continue
             if lane.ceiling > 1 and not self._roster.reserve(request, request.extent(lane.ceiling), preempt=False):
                 lane = self._capped(wide, 1)
+                self.narrow[Narrow.PAGES] += 1
             if self._roster.reserve(request, request.extent(lane.ceiling), preempt=True):
                 found.append(lane)
         return tuple(lane for lane in found if lane.request.phase is Phase.RUNNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from types import FrameType
@@ -10,16 +11,27 @@ from types import FrameType
 import structlog
 
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.exposition import expose
 from services.scheduler.loop import Loop
 from services.scheduler.opening import open_core
 from services.scheduler.tallies import Tallies
 from shared import regions
+from shared.channel import RunDirectory
 from shared.messages.common import new_instance
+from shared.metrics_listener import served
 
 
 def run(config: SchedulerConfig) -> int:
     """Serves until SIGTERM or SIGINT and the drain after it; returns the exit code. Raises `ProcessError` at start."""
     regions.sweep()
+    claim = RunDirectory(config.run_dir).ensure().claim()
+    try:
+        return _serve(config)
+    finally:
+        os.close(claim)
+
+
+def _serve(config: SchedulerConfig) -> int:
     instance = new_instance()
     tallies = Tallies()
     opened = open_core(config, instance)
@@ -37,12 +49,6 @@ def run(config: SchedulerConfig) -> int:
     # What is alive now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    if config.metrics_port is None:
+    shown = expose(tallies, loop.gauges, loop.unready, config.served_model_name or opened.manifest.model_name)
+    with served(shown, "scheduler", config.metrics_host, config.metrics_port, config.run_dir):
         return loop.run()
-    from services.scheduler.exposition import TallyCollector, expose
-
-    close = expose(config.metrics_port, TallyCollector(tallies, loop.gauges))
-    try:
-        return loop.run()
-    finally:
-        close()

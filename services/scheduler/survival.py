@@ -65,6 +65,12 @@ class Outcome:
     cut: bool = False
     verified: int = 0
     """Drafts that the device did verify."""
+    copies: int = 0
+    """Those among them that were copied; they come first."""
+    copied: int = 0
+    """Accepted ones among the copies."""
+    source: Source = Source.NONE
+    """The record's source bits."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from shared.errors import RegionError, Unroutable
 from shared.frames import FRAMES, PlanFrame, completion_frame, completion_layout, plan_frame, plan_layout
 from shared.manifest import ABI, Manifest, largest_chunk
 from shared.messages.scheduler import Attached, FromWorker, WorkerHello
-from shared.messages.worker import Attach, Replay
+from shared.messages.worker import Attach, Drain, Replay
 from shared.regions import Region, RegionHandle, open_region
 
 SUSPICION_S = 0.6
@@ -96,9 +96,15 @@ class WorkerLink:
         """Writes the frame of the next round, sends its `Replay`, returns its number. Raises `Unroutable`."""
         sequence = self.sequence
         write(self._plans[sequence % FRAMES], sequence, plan)
-        self._server.send(self._peer, Replay(instance=self._instance, sequence=sequence, graph=plan.graph.index))
+        requests = tuple(request.key.request for request in plan.requests)
+        replay = Replay(instance=self._instance, sequence=sequence, graph=plan.graph.index, requests=requests)
+        self._server.send(self._peer, replay)
         self.sequence += 1
         return sequence
+
+    def drain(self) -> None:
+        """Tells the worker that nothing more will come. Raises `Unroutable`."""
+        self._server.send(self._peer, Drain(instance=self._instance))
 
     def read(self, sequence: int) -> Records:
         """The records of a round that is done. Raises `StaleRecord`."""

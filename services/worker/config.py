@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shared.errors import ProcessError
+from shared.metrics_address import LOOPBACK, check_address
 
 GIB = 1 << 30
 
@@ -25,6 +26,11 @@ class WorkerConfig:
     headroom_bytes: int = GIB // 2
     threads: int | None = None
     drain_timeout: float = 40.0
+    round_timeout: float = 120.0
+    """How long one round may take before this worker gives itself up."""
+    served_model_name: str | None = None
+    metrics_host: str = LOOPBACK
+    metrics_port: int | None = None
     record: Path | None = None
     """Where to write every round's plan and times, for `flare bench replay`."""
 
@@ -35,5 +41,8 @@ class WorkerConfig:
             raise ProcessError("concurrency must be at least one")
         if self.headroom_bytes < 0:
             raise ProcessError("headroom cannot be negative")
+        if not self.round_timeout > 0:
+            raise ProcessError("the round timeout must be positive")
+        check_address(self.metrics_host, self.metrics_port)
         if self.threads is not None and self.threads < 1:
             raise ProcessError("threads must be at least one")

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.worker.catalog import Catalog
 from services.worker.recording import RecordedRound, Recording
@@ -20,9 +20,10 @@ from services.worker.recording import RecordedRound, Recording
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Replay graph `graph`."""
+    """Replay graph `graph`. When it was queued is of the performance counter, in nanoseconds."""
 
     graph: int
+    queued_ns: int = field(default_factory=time.perf_counter_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,13 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A round that is over; times in nanoseconds."""
+    """A round that is over; times in nanoseconds. `lead_ns` is how long it was queued before the last one ended."""
 
     sequence: int
     graph: int
     device_ns: int
     idle_ns: int
+    lead_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class LaunchThread(threading.Thread):
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.ready = threading.Event()
+        self._since: float | None = None
         self._context = contextvars.copy_context()  # its log lines name the service too
 
     def submit(self, command: Launch | Reset | None) -> None:
@@ -84,6 +87,11 @@ class LaunchThread(threading.Thread):
         except BlockingIOError:
             return []
         return [self._outcomes.get() for _ in range(self._outcomes.qsize())]
+
+    def age(self, now: float) -> float:
+        """For how many seconds what is running has run; 0 if nothing is. `now` is of the monotonic clock."""
+        since = self._since
+        return 0.0 if since is None else max(now - since, 0.0)
 
     def _report(self, outcome: Outcome) -> None:
         self._outcomes.put(outcome)
@@ -106,14 +114,18 @@ class LaunchThread(threading.Thread):
     def _serve(self, catalog: Catalog) -> None:
         last = time.perf_counter_ns()
         while (command := self._commands.get()) is not None:
+            self._since = time.monotonic()
             if isinstance(command, Reset):
                 catalog.reset()
+                self._since = None
                 self._report(ResetDone(command.scheduler, catalog.counter))
                 continue
             begin = time.perf_counter_ns()
             sequence = catalog.replay(command.graph)
             end = time.perf_counter_ns()
-            self._report(Finished(sequence, command.graph, end - begin, begin - last))
+            self._since = None
+            lead = max(last - command.queued_ns, 0)
+            self._report(Finished(sequence, command.graph, end - begin, begin - last, lead))
             last = end
             if self._recording is not None:
                 self._recording.append(

@@ -18,16 +18,21 @@ import structlog
 import zmq
 
 from services.worker.config import WorkerConfig
+from services.worker.exposition import Shown
+from services.worker.meters import Meters
 from services.worker.preparation import create_frames, prepare
 from services.worker.recording import Recording
 from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
+from services.worker.round_log import RoundLog
 from shared import regions
-from shared.channel import Client, RunDirectory
-from shared.errors import FlareError, Unroutable
+from shared.channel import Client, Refused, RunDirectory
+from shared.errors import FlareError, RoundTimeout, Unroutable
 from shared.manifest import ABI, read
 from shared.messages.common import Message, new_instance
 from shared.messages.scheduler import Attached, RoundDone, WorkerBeat, WorkerFault, WorkerHello
 from shared.messages.worker import TO_WORKER, Attach, Drain, Replay, ToWorker
+from shared.metrics_listener import served
+from shared.pulse import PULSE
 
 BEAT_MS = 200
 SWITCH_INTERVAL_S = 0.0005
@@ -45,37 +50,68 @@ class Worker:
         self._frames = create_frames(self._manifest, self._instance)
         self._recording = Recording(config.record) if config.record else None
         self._launch = LaunchThread(lambda: prepare(config, self._manifest, self._frames), self._recording)
+        self._rounds = RoundLog(self._manifest)
         self._scheduler = 0
         self._sequence = 0
         self._connected = False
         self._signals = 0
         self._deadline = float("inf")
         self._code: int | None = None
+        self._meters = Meters(self._manifest)
+        self._shown = Shown(
+            self._meters,
+            self._launch,
+            Refused(),
+            config.round_timeout,
+            self._manifest.geometry.snapshot_slots,
+            self._unready,
+            time.monotonic,
+        )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the launch thread is not expected to come back."""
+        return self._launch.age(time.monotonic()) > self._config.round_timeout
 
     def run(self) -> int:
         """Serves until told to stop; returns the exit code."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         self._launch.start()
-        context = zmq.Context()
+        context, config = zmq.Context(), self._config
+        shown = self._shown.exposition(config.served_model_name or self._manifest.model_name)
         try:
-            while not self._launch.ready.wait(0.1):
-                if self._signals:
-                    return 0
-            if not self._launch.is_alive():
-                self._react(self._launch.outcomes(), None)
-                return self._code or 1
-            client = Client(context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER)
-            try:
-                self._serve(client)
-            finally:
-                client.close()
+            with served(shown, "worker", config.metrics_host, config.metrics_port, config.run_dir):
+                return self._load_and_serve(context)
         finally:
             context.destroy(linger=200)
             if self._recording is not None:
                 self._recording.close()
             self._frames.close()
+
+    def _load_and_serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> int:
+        while not self._launch.ready.wait(0.1):
+            PULSE.beat(time.monotonic())
+            if self._signals:
+                return 0
+        if not self._launch.is_alive():
+            self._react(self._launch.outcomes(), None)
+            return self._code or 1
+        client = Client(
+            context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER, self._shown.refused
+        )
+        try:
+            self._serve(client)
+        finally:
+            client.close()
         return self._code or 0
+
+    def _unready(self) -> str:
+        if not self._launch.ready.is_set():
+            return "the worker is loading"
+        if self._signals:
+            return "the worker is draining"
+        return "" if self._scheduler else "no scheduler is attached"
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -88,17 +124,26 @@ class Worker:
         next_beat = 0.0
         while self._code is None:
             poller.poll(BEAT_MS)
-            self._react(self._launch.outcomes(), client)
+            outcomes = self._launch.outcomes()
+            self._react(outcomes, client)
             for connected in client.events():
                 self._on_connection(client, connected)
             while (message := client.receive()) is not None:
                 self._on_message(message)
+            self._rounds.write(outcomes)
+            self._meters.take(outcomes)
             now = time.monotonic()
+            PULSE.beat(now)
+            if self.stuck:
+                self._crash(RoundTimeout(f"a round did not end within {self._config.round_timeout:g} s"), client)
             if self._connected and now >= next_beat:
-                self._send(client, WorkerBeat(instance=self._instance, sequence=self._sequence))
+                self._send(client, self._beat())
                 next_beat = now + BEAT_MS / 1000
             if self._signals and (not self._connected or self._signals > 1 or now > self._deadline):
                 self._code = 0
+
+    def _beat(self) -> WorkerBeat:
+        return WorkerBeat(instance=self._instance, sequence=self._sequence, draining=bool(self._signals))
 
     def _on_connection(self, client: Client[ToWorker], connected: bool) -> None:
         self._connected = connected
@@ -129,9 +174,11 @@ class Worker:
             self._scheduler = message.instance
             self._launch.submit(Reset(message.instance))
         elif message.instance != self._scheduler:
+            self._meters.stale_messages += 1
             self._log.warning("worker.stale_message", kind=type(message).__name__)
         elif isinstance(message, Replay):
             self._launch.submit(Launch(message.graph))
+            self._rounds.submitted(message.requests)
         elif isinstance(message, Drain):
             self._code = 0
 
@@ -182,4 +229,9 @@ def run(config: WorkerConfig) -> int:
     """Runs a worker until it is told to stop; returns the process's exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     regions.sweep()
-    return Worker(config).run()
+    worker = Worker(config)
+    code = worker.run()
+    if worker.stuck:
+        # Nothing waits for that thread, but a library's own cleanup at exit may. Memory and sockets are closed already.
+        os._exit(code)
+    return code

@@ -37,7 +37,7 @@ from shared.frames import (
 from shared.manifest import ABI, PAGE_TOKENS, ExecutionGraph, Manifest, largest_chunk
 from shared.messages.common import Message, new_instance
 from shared.messages.scheduler import Attached, RoundDone, WorkerBeat, WorkerFault, WorkerHello
-from shared.messages.worker import TO_WORKER, Attach, Replay, ToWorker
+from shared.messages.worker import TO_WORKER, Attach, Drain, Replay, ToWorker
 
 NextToken = Callable[[list[int]], int]
 """The token that follows a context: the whole model."""
@@ -244,6 +244,8 @@ class ScriptedWorker:
         self.sequence = 7
         self.rounds: deque[tuple[str, int]] = deque(maxlen=100_000)
         self.paused = threading.Event()
+        self.draining = threading.Event()
+        """Set it to be a worker that was told to end; it ends when it is sent `Drain`."""
         self.hold = threading.Event()
         """While set, rounds are taken but not run."""
         self._manifest, self._digest, self._address = manifest, digest, address
@@ -266,6 +268,11 @@ class ScriptedWorker:
     def start(self) -> ScriptedWorker:
         self._thread.start()
         return self
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Ends as if killed: no word to anybody."""
@@ -327,6 +334,10 @@ class ScriptedWorker:
                     queued.clear()
                     self.slots.reset()
                     self._send(client, Attached(instance=self.instance, scheduler=scheduler, sequence=self.sequence))
+                elif isinstance(message, Drain) and message.instance == scheduler:
+                    if queued:
+                        raise Violation("sent off with a round queued")
+                    return
                 elif isinstance(message, Replay) and message.instance == scheduler:
                     queued.append(message)
                     if len(queued) > FRAMES:
@@ -336,7 +347,8 @@ class ScriptedWorker:
             if queued and not self.hold.is_set():
                 self._replay(client, queued.popleft())
             if connected and time.monotonic() > beat:
-                self._send(client, WorkerBeat(instance=self.instance, sequence=self.sequence))
+                draining = self.draining.is_set()
+                self._send(client, WorkerBeat(instance=self.instance, sequence=self.sequence, draining=draining))
                 beat = time.monotonic() + 0.1
 
     def _replay(self, client: Client[ToWorker], message: Replay) -> None:

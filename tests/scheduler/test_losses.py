@@ -58,6 +58,44 @@ def test_a_silent_worker_is_given_up_and_comes_back_when_it_beats(serve: Serve) 
     assert frontend.output["b"] == output(mixing, [20] * 30, 20)
 
 
+def test_a_worker_that_wants_to_go_finishes_what_it_has_and_the_queue_waits(serve: Serve) -> None:
+    served = serve(manifest())
+    worker = served.worker(mixing, round_s=0.01)
+    frontend = served.frontend()
+    running, queued = [f"r{n}" for n in range(4)], "r4"
+    for name in (*running, queued):
+        frontend.submit(name, [20] * 30, 100)
+    frontend.wait(lambda: all(frontend.output.get(name) for name in running))
+    worker.draining.set()
+    frontend.wait(lambda: frontend.status is not None and frontend.status.reason == "the worker is draining")
+    frontend.wait_over(*running)
+    for name in running:
+        assert frontend.output[name] == output(mixing, [20] * 30, 100)
+    frontend.wait(lambda: not worker.alive)
+    assert queued not in frontend.output
+    assert queued not in frontend.failed
+    served.worker(mixing)
+    frontend.wait_over(queued)
+    assert frontend.output[queued] == output(mixing, [20] * 30, 100)
+    frontend.wait(served.idle)
+
+
+def test_when_scheduler_and_worker_both_go_the_queue_is_served_first(serve: Serve) -> None:
+    served = serve(manifest())
+    worker = served.worker(mixing, round_s=0.01)
+    frontend = served.frontend()
+    names = [f"r{n}" for n in range(6)]
+    for name in names:
+        frontend.submit(name, [20] * 30, 100)
+    frontend.wait(lambda: "r0" in frontend.output)
+    worker.draining.set()
+    time.sleep(0.2)
+    served.loop.stop()
+    frontend.wait_over(*names)
+    assert set(frontend.finished) == set(names)
+    assert served.join() == 0
+
+
 def test_a_worker_fault_is_told_and_a_successor_serves(serve: Serve) -> None:
     served = serve(manifest())
     worker = served.worker(mixing, round_s=0.01)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.scheduler.config import SchedulerConfig
-from services.scheduler.exposition import TallyCollector, expose
 from services.scheduler.opening import open_core
 from shared.errors import ManifestError, ProcessError
 from shared.messages.scheduler import FrontendPing
@@ -178,24 +176,6 @@ def test_status_answers_a_ping(serve: Serve) -> None:
     frontend.status = None
     frontend.send(FrontendPing(instance=frontend.instance))
     frontend.wait(lambda: frontend.status is not None, seconds=0.5)
-
-
-def test_counters_are_exposed_on_loopback(serve: Serve) -> None:
-    served = serve(manifest())
-    served.worker(mixing)
-    frontend = served.frontend()
-    frontend.submit("a", [20] * 30, 7)
-    frontend.wait_over("a")
-    port = 18_000 + id(served) % 10_000
-    close = expose(port, TallyCollector(served.tallies, served.loop.gauges))
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
-    finally:
-        close()
-    assert "flare:generation_tokens_total 7.0" in text
-    assert 'flare:request_success_total{finished_reason="length"} 1.0' in text
-    assert 'flare:round_seconds_count{batch="1",kind="init",tokens="0"} 1.0' in text
 
 
 PROGRAM = """
