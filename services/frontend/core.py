@@ -1,4 +1,4 @@
-"""What the frontend reads of a core, once, off the event loop: manifest, tokenizer, vocabulary bytes, chat template.
+"""What the frontend reads of a core, once, off the event loop: manifest, tokenizer, chat template.
 
 Read-only after loading; rendering and encoding run in worker threads of the frontend process.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from services.frontend.template import ChatTemplate, Message, read_template
-from services.frontend.vocabulary import Vocabulary, read_vocabulary
+from services.frontend.chat_prompt import ChatPrompts, PromptForm
+from services.frontend.template import Message, read_settings, read_template, special_texts
+from services.frontend.tokenization import Tokenization, read_tokenization
+from services.frontend.vocabulary import Vocabulary
 from shared import manifest
 from shared.errors import InvalidRequest, ProcessError
 from shared.manifest import Manifest
@@ -27,22 +27,58 @@ class Core:
     manifest: Manifest
     digest: str
     model: str
-    tokenizer: Tokenizer
-    vocabulary: Vocabulary
-    template: ChatTemplate
+    prompts: ChatPrompts
+
+    @property
+    def tokenization(self) -> Tokenization:
+        """Text to tokens and back."""
+        return self.prompts.tokenization
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of each token."""
+        return self.tokenization.vocabulary
 
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self.manifest.geometry.context_length
 
-    def encode_chat(self, turns: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt of a conversation as token ids. Blocking. Raises `InvalidRequest`."""
-        ids: list[int] = self.tokenizer.encode(self.template.render(turns), add_special_tokens=False).ids
+    def encode_chat(
+        self,
+        turns: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> tuple[int, ...]:
+        """The prompt of a conversation as token ids: exactly what the template says, and no BOS besides.
+
+        `kwargs` are the client's `chat_template_kwargs`. Blocking. Raises `InvalidRequest` naming the field.
+        """
+        if continue_final_message:
+            if add_generation_prompt:
+                reason = "continue_final_message and add_generation_prompt cannot both be true"
+                raise InvalidRequest(reason, param="continue_final_message")
+            if not turns or turns[-1]["role"] != "assistant":
+                reason = "continue_final_message needs a last message of the assistant"
+                raise InvalidRequest(reason, param="continue_final_message")
+        form = PromptForm(add_generation_prompt, continue_final_message, self.prompts.template.options(kwargs))
+        return self._checked(self.prompts.encode(turns, form), "messages")
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """A raw prompt as token ids. The caller writes control tokens as text, so they are recognised.
+
+        `add_special_tokens` opens it as the tokenizer's rule says, usually with one BOS, which is not doubled if the
+        text writes it out. Blocking. Raises `InvalidRequest`.
+        """
+        return self._checked(self.tokenization.encode(text, add_special_tokens=add_special_tokens), "prompt")
+
+    def _checked(self, ids: list[int], param: str) -> tuple[int, ...]:
         if not ids:
-            raise InvalidRequest("these messages make an empty prompt", param="messages")
+            raise InvalidRequest("the prompt has no token", param=param)
         if max(ids) >= self.manifest.geometry.vocab_size:
-            raise InvalidRequest("the prompt has a token that the model does not know", param="messages")
+            raise InvalidRequest("the prompt has a token that the model does not know", param=param)
         return tuple(ids)
 
 
@@ -51,19 +87,17 @@ def load_core(folder: Path, served_model_name: str | None) -> Core:
     # One request is one thread already; the library's own pool would only compete with the worker for cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     found = manifest.read(folder)
+    settings = read_settings(folder)
     path = folder / "tokenizer.json"
     try:
-        definition = path.read_bytes()
-        tokenizer = Tokenizer.from_buffer(definition)
+        tokenization = read_tokenization(path.read_bytes(), settings, special_texts(settings))
+    except ProcessError:
+        raise
     except Exception as error:  # the library raises bare Exception for a malformed file
         raise ProcessError(f"cannot read {path}: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return Core(
         manifest=found,
         digest=hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest(),
         model=served_model_name or found.model_name,
-        tokenizer=tokenizer,
-        vocabulary=read_vocabulary(tokenizer, definition),
-        template=read_template(folder),
+        prompts=ChatPrompts(read_template(folder), tokenization),
     )

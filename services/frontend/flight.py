@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from services.frontend.generation import Generation, Scored
+from services.frontend.generation import Detail, Generation
 from shared.errors import RequestError
 from shared.messages.frontend import Delta
 
@@ -23,24 +23,31 @@ class Chunk:
     """All output since the last chunk; `last` when the request is over."""
 
     text: str
-    scored: tuple[Scored, ...]
+    details: tuple[Detail, ...]
     last: bool
 
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted request. `request` is its id everywhere; times are of the loop's clock, in seconds."""
+    """A submitted request. `request` is its id everywhere; times are of the loop's clock, in seconds.
+
+    `wake` is set when there is something to take; the flights of one HTTP request share it (`choices.py`).
+    """
 
     request: str
     generation: Generation
     prompt_tokens: int
     started: float
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
     first_token: float | None = None
     last_token: float | None = None
     error: RequestError | ClientGone | None = None
+    transcript: list[str] | None = None
+    """All text, if the log shall have it."""
+    told: bool = False
+    """Whether the last chunk was taken."""
     _text: list[str] = field(default_factory=list)
-    _scored: list[Scored] = field(default_factory=list)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _details: list[Detail] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -55,25 +62,25 @@ class Flight:
         self.last_token = now
         if emission.text:
             self._text.append(emission.text)
-        self._scored.extend(emission.scored)
-        if emission.text or emission.scored or self.generation.finish:
-            self._wake.set()
+            if self.transcript is not None:
+                self.transcript.append(emission.text)
+        self._details.extend(emission.details)
+        if emission.text or emission.details or self.generation.finish:
+            self.wake.set()
 
     def fail(self, error: RequestError | ClientGone) -> None:
         """Ends it with an error, unless it is over already."""
         if not self.over:
             self.error = error
-            self._wake.set()
+            self.wake.set()
 
-    async def next(self) -> Chunk:
-        """The next chunk, waiting for it. Raises the request's error once all text before it was taken."""
-        await self._wake.wait()
-        self._wake.clear()
-        text, scored = "".join(self._text), tuple(self._scored)
+    def take(self) -> Chunk | None:
+        """What is there, or None; after the last chunk nothing more."""
+        ends = bool(self.generation.finish) and not self.told
+        if not (ends or self._text or self._details):
+            return None
+        chunk = Chunk("".join(self._text), tuple(self._details), ends)
         self._text.clear()
-        self._scored.clear()
-        if self.error is not None:
-            self._wake.set()  # an error stays
-            if isinstance(self.error, ClientGone) or not (text or scored):
-                raise self.error
-        return Chunk(text, scored, bool(self.generation.finish))
+        self._details.clear()
+        self.told = ends
+        return chunk

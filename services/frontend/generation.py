@@ -10,40 +10,61 @@ from dataclasses import dataclass, field
 
 from services.frontend.detokenizer import Detokenizer
 from services.frontend.stops import StopStrings
-from services.frontend.usage import counts_until
+from services.frontend.usage import Lengths, counts_until, note_round
 from services.frontend.vocabulary import Vocabulary
 from shared.errors import ContractBreach
 from shared.messages.common import DraftCounts, TokenLogprobs
 from shared.messages.frontend import Delta, Finish
 
-Scored = tuple[int, TokenLogprobs]
-"""A token id and its log probabilities."""
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One token that stands: the text that it released and the `shared.frames.Source` bits of the draft it was.
+
+    `offset` counts the characters decoded before it.
+    """
+
+    token: int
+    text: str
+    source: int
+    offset: int
+    scores: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What one delta added to what a client may see."""
+    """What one delta added to what a client may see; `details` only if they are wanted."""
 
     text: str
-    scored: tuple[Scored, ...] = ()
+    details: tuple[Detail, ...] = ()
 
 
 @dataclass(slots=True)
 class Generation:
-    """Output of one request. `max_tokens` is the budget that the device enforces."""
+    """Output of one request. `max_tokens` is the budget that the device enforces.
+
+    `detailed` asks for a `Detail` of each token. What ends a text is hidden unless `show_end`, special tokens unless
+    `show_special`.
+    """
 
     vocabulary: Vocabulary
     stops: StopStrings
     max_tokens: int
     min_tokens: int = 0
     logprobs: bool = False
+    detailed: bool = False
+    show_end: bool = False
+    show_special: bool = False
     count: int = 0
     """Generated tokens that stand; none of them can be cut off any more."""
     epoch: int = 0
     cached_tokens: int = 0
     counts: DraftCounts = field(default_factory=DraftCounts)
+    lengths: Lengths = field(default_factory=dict)
     finish: Finish = ""
     _detokenizer: Detokenizer = field(default_factory=Detokenizer)
+    _decoded: int = 0
+    """Characters decoded so far, held ones included."""
 
     @property
     def cut(self) -> bool:
@@ -55,23 +76,40 @@ class Generation:
         self._check(delta)
         self.epoch = delta.epoch
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-        text, scored = [], []
         first = self.count - delta.start  # a preempted request may be told again what it has
+        texts, offsets = [], []
         for index in range(first, len(delta.tokens)):
-            token = delta.tokens[index]
+            offsets.append(self._decoded)
             ends = delta.finish == "stop" and index == len(delta.tokens) - 1
-            text.append(self._show(b"" if ends else self.vocabulary.visible(token)))
+            texts.append(self._show(b"" if ends and not self.show_end else self._bytes(delta.tokens[index])))
             self.count += 1
-            if self.logprobs:
-                scored.append((token, delta.logprobs[index]))
             if self.cut:
                 break
-        self.counts = counts_until(delta, self.count - delta.start)
+        before, self.counts = self.counts, counts_until(delta, self.count - delta.start)
+        note_round(self.lengths, before, self.counts)
         if self.cut:
             self.finish = "stop"
         elif delta.finish:
-            text.append(self._close(delta.finish))
-        return Emission("".join(text), tuple(scored))
+            # What was held belongs to the token that ends it.
+            texts[-1:] = ["".join(texts[-1:]) + self._close(delta.finish)]
+        details = self._details(delta, first, texts, offsets) if self.detailed or self.logprobs else ()
+        return Emission("".join(texts), details)
+
+    def _bytes(self, token: int) -> bytes:
+        return self.vocabulary.raw(token) if self.show_special else self.vocabulary.visible(token)
+
+    def _details(self, delta: Delta, first: int, texts: list[str], offsets: list[int]) -> tuple[Detail, ...]:
+        """The tokens of a delta from `first` on that stand."""
+        return tuple(
+            Detail(
+                token=delta.tokens[index],
+                text=text,
+                source=delta.sources[index] if delta.sources else 0,
+                offset=offset,
+                scores=delta.logprobs[index] if self.logprobs else None,
+            )
+            for index, (text, offset) in enumerate(zip(texts, offsets, strict=False), first)
+        )
 
     def _check(self, delta: Delta) -> None:
         if delta.start > self.count:
@@ -80,9 +118,12 @@ class Generation:
             raise ContractBreach(f"more than {self.max_tokens} tokens for a request with that budget")
         if self.logprobs and len(delta.logprobs) != len(delta.tokens):
             raise ContractBreach(f"{len(delta.logprobs)} log probabilities for {len(delta.tokens)} tokens")
+        if delta.sources and len(delta.sources) != len(delta.tokens):
+            raise ContractBreach(f"{len(delta.sources)} sources for {len(delta.tokens)} tokens")
 
     def _show(self, data: bytes) -> str:
         text = self._detokenizer.feed(data)
+        self._decoded += len(text)
         # Below `min_tokens` nothing may end the request, so that text is not searched (as in vLLM).
         return self.stops.feed(text) if self.count + 1 >= self.min_tokens else text
 

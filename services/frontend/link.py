@@ -1,13 +1,15 @@
 """The frontend's end of its channel to the scheduler, driven by the event loop: no thread and no polling loop.
 
 ZeroMQ's descriptor tells edges only, and a send may swallow one, so every send is followed by a look at the socket.
-A lost connection or a new scheduler fails what was in flight at once; messages of any other instance are ignored.
+A lost connection, a silent or a new scheduler fails at once what had its state there. A request without any token yet
+waits for the next scheduler and is sent again, once. Messages of any other instance are ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 
 import structlog
 import zmq
@@ -15,12 +17,17 @@ import zmq
 from services.frontend.flight import ClientGone, Flight
 from shared.channel import Client
 from shared.errors import ContractBreach, RoundFailed, StateLost, Unavailable, Unroutable, request_error
+from shared.histogram import Histogram
 from shared.messages.common import Message, new_instance
 from shared.messages.frontend import FROM_SCHEDULER, Delta, Failed, FromScheduler, Status, Tokens, Welcome
 from shared.messages.scheduler import Ack, Cancel, FrontendHello, FrontendPing, StoppedAt, Submit
+from shared.metrics import LATENCY_BOUNDS, TOKEN_BOUNDS
 
 TICK_S = 0.25
 PING_AFTER_S = 1.5
+OWN_GAP_S = 2.0
+PATIENCE_S = 30.0
+"""How long a request without any token waits for another scheduler."""
 BURST = 64
 """Messages handled before other tasks get their turn."""
 
@@ -30,13 +37,20 @@ log = structlog.get_logger()
 class SchedulerLink:
     """Owns the socket and the table of requests in flight. Every method runs on the event loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, silence: float = 10.0) -> None:
+        """`silence` is for how many seconds a scheduler may say nothing, not even a status that was asked for."""
         self.instance = new_instance()
         self.scheduler: int | None = None
         self.digest = ""
         self.status: Status | None = None
         self.status_at = 0.0
         self.flights: dict[str, Flight] = {}
+        self.firsts, self.gaps = Histogram(LATENCY_BOUNDS), Histogram(TOKEN_BOUNDS)
+        """Seconds from a flight's start to its first tokens, and between two rounds' tokens of one flight."""
+        self._silence = silence
+        self._unanswered: dict[str, Submit] = {}
+        """Requests without any token that were sent but once: another scheduler can take them."""
+        self._lost_at = self._heard_at = self._watched_at = 0.0
         self._client: Client[FromScheduler] = Client(context, address, FROM_SCHEDULER)
         self._loop = asyncio.get_running_loop()
         self._unsent: deque[Message] = deque()
@@ -58,10 +72,23 @@ class SchedulerLink:
         while True:
             await asyncio.sleep(TICK_S)
             self._look()
-            now = self._loop.time()
-            if self.scheduler is not None and now - max(self.status_at, self._pinged_at) > PING_AFTER_S:
-                self._pinged_at = now
-                self._send(FrontendPing(instance=self.instance))
+            self._watch(self._loop.time())
+
+    def _watch(self, now: float) -> None:
+        """Gives up a scheduler that is silent, and waiting for one that does not come."""
+        if now - self._watched_at > OWN_GAP_S:
+            self._heard_at = now  # this process stood still itself: what it was sent meanwhile may not be here yet
+        self._watched_at = now
+        if self.scheduler is None:
+            if self._unanswered and now - self._lost_at > PATIENCE_S:
+                self._forsake("no scheduler came back", tuple(self._unanswered))
+        elif now - self._heard_at > self._silence:
+            self._lost("the scheduler gave no sign of life")
+            self._hello_due = True  # it will read this if it ever goes on
+            self._look_soon()
+        elif now - max(self.status_at, self._pinged_at) > PING_AFTER_S:
+            self._pinged_at = now
+            self._send(FrontendPing(instance=self.instance))
 
     def submit(self, flight: Flight, message: Submit) -> None:
         """Sends a request. Raises `Unavailable` when the scheduler is not there or does not read."""
@@ -72,12 +99,19 @@ class SchedulerLink:
         except Unroutable as error:
             raise Unavailable("the scheduler does not take requests") from error
         self.flights[flight.request] = flight
+        self._unanswered[flight.request] = message
         self._look_soon()
+        log.debug("request.submitted", request=flight.request, choice=message.choice)
 
     def release(self, flight: Flight) -> None:
         """The HTTP task is done with it: a request that still runs is cancelled."""
-        if self.flights.pop(flight.request, None) is not None:
+        if self._leave(flight.request) is not None:
             self._send(Cancel(instance=self.instance, request=flight.request))
+
+    def _leave(self, request: str) -> Flight | None:
+        """Removes a request from the tables."""
+        self._unanswered.pop(request, None)
+        return self.flights.pop(request, None)
 
     def close(self) -> None:
         """Stops listening and closes the socket."""
@@ -136,14 +170,22 @@ class SchedulerLink:
     def _lost(self, reason: str) -> None:
         if self.scheduler is not None:
             log.warning("scheduler.lost", reason=reason, in_flight=len(self.flights))
+            self._lost_at = self._loop.time()
+            self._orphans.extend(self.flights)
         self.scheduler, self.status = None, None
         self._unsent.clear()
-        flights, self.flights = self.flights, {}
-        self._orphans.extend(flights)
-        for flight in flights.values():
-            flight.fail(StateLost(f"{reason}; the request's state is lost"))
+        self._forsake(reason, [request for request in self.flights if request not in self._unanswered])
+
+    def _forsake(self, reason: str, requests: Iterable[str]) -> None:
+        """Fails requests whose state is lost."""
+        for request in requests:
+            flight = self._leave(request)
+            if flight is not None:
+                flight.fail(StateLost(f"{reason}; the request's state is lost"))
 
     def _take(self, message: FromScheduler) -> None:
+        if message.instance == self.scheduler:
+            self._heard_at = self._loop.time()
         match message:
             case Welcome():
                 self._welcome(message)
@@ -155,33 +197,53 @@ class SchedulerLink:
                 for delta in message.deltas:
                     self._deliver(delta)
             case Failed():
-                flight = self.flights.pop(message.request, None)
+                flight = self._leave(message.request)
                 if flight is not None:
                     flight.fail(request_error(message.code, message.message, message.param))
 
     def _welcome(self, message: Welcome) -> None:
         if self.scheduler not in (None, message.instance):
             self._lost("another scheduler took over")
-        if self._last_scheduler == message.instance:
-            # It outlived the connection and may still run what was given up here.
+        lost = self.scheduler is None and self._last_scheduler is not None
+        if lost and self._last_scheduler == message.instance:
+            # It outlived the connection and may still run what was given up here, or have dropped what was not.
             for request in self._orphans:
                 self._send(Cancel(instance=self.instance, request=request))
+            self._forsake("the connection to the scheduler was lost", tuple(self._unanswered))
+        elif lost and self.digest != message.manifest_digest:
+            self._forsake("the next scheduler serves another core", tuple(self._unanswered))
         self._orphans.clear()
         self.scheduler = self._last_scheduler = message.instance
+        self._heard_at = self._loop.time()
         self.digest = message.manifest_digest
         log.info("scheduler.connected", scheduler=message.instance)
+        if lost:
+            self._send_again()
+
+    def _send_again(self) -> None:
+        """What no token came for yet has lost nothing. Only once: a request may be what ends schedulers."""
+        again, self._unanswered = self._unanswered, {}
+        for request, message in again.items():
+            log.info("request.sent_again", request=request)
+            self._send(message)
 
     def _deliver(self, delta: Delta) -> None:
         flight = self.flights.get(delta.request)
         if flight is None:
             return  # over here already: stopped, cancelled or given up
+        self._unanswered.pop(delta.request, None)
+        before, now = flight.last_token, self._loop.time()
         try:
-            flight.deliver(delta, self._loop.time())
+            flight.deliver(delta, now)
         except ContractBreach as error:
             log.error("delta.refused", request=delta.request, reason=str(error))
             flight.fail(RoundFailed("the scheduler sent tokens that do not fit this request"))
             self.release(flight)
             return
+        if before is None:
+            self.firsts.observe(now - flight.started)
+        else:
+            self.gaps.observe(now - before)
         generation = flight.generation
         if generation.cut:
             stopped = StoppedAt(
@@ -193,7 +255,9 @@ class SchedulerLink:
                 Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=generation.count)
             )
         if generation.finish:
-            del self.flights[delta.request]
+            self._leave(delta.request)
+        if before is None:
+            log.debug("request.first_token", request=delta.request, seconds=round(now - flight.started, 4))
 
     def fail_all(self, message: str) -> None:
         """Ends everything in flight with 503: the drain limit has passed."""

@@ -1,40 +1,53 @@
-"""The frontend's own Prometheus registry; what scheduler and worker count is theirs alone (shared/metrics.py)."""
+"""What one frontend process counts: how requests ended as clients see it, and how long they took.
+
+Event loop only; `services/frontend/exposition.py` shows the numbers. What scheduler and worker count is theirs alone
+(shared/metrics.py).
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import Counter
 
 from services.frontend.flight import Flight
 from shared import metrics
+from shared.errors import RequestError
+from shared.histogram import Histogram
 
-_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+ABORT = "abort"
+"""vLLM's finish reason of a request whose client went away."""
+REASONS = ("stop", "length", ABORT)
 
 
 class Meters:
     """Counters of one frontend process."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        own = self.registry
-        self.finished = Counter(metrics.REQUESTS_FINISHED, "Finished requests", ["finished_reason"], registry=own)
-        self.failed = Counter(metrics.REQUESTS_FAILED, "Requests that ended with an error", ["code"], registry=own)
-        self.prompt = Counter(metrics.PROMPT_TOKENS, "Prompt tokens of finished requests", registry=own)
-        self.generated = Counter(metrics.GENERATION_TOKENS, "Generated tokens of finished requests", registry=own)
-        self.first = Histogram(metrics.TIME_TO_FIRST_TOKEN, "Until the first token", registry=own, buckets=_SECONDS)
-        self.between = Histogram(
-            metrics.INTER_TOKEN_LATENCY, "Mean time between tokens of a request", registry=own, buckets=_SECONDS
-        )
-        self.refused = Gauge(metrics.REFUSED_FRAMES, "Messages that did not decode", registry=own)
+        self.finished = Counter(metrics.REQUESTS_FINISHED, "", ["finished_reason"], registry=None)
+        self.failed = Counter(metrics.REQUESTS_FAILED, "", ["code"], registry=None)
+        for reason in REASONS:
+            self.finished.labels(reason)  # shown as 0 from the start, so that a first one is an increase
+        self.per_token = Histogram(metrics.TOKEN_BOUNDS)
+        self.whole = Histogram(metrics.LATENCY_BOUNDS)
+        self.prompt = Histogram(metrics.LENGTH_BOUNDS)
+        self.generated = Histogram(metrics.LENGTH_BOUNDS)
 
-    def count_finished(self, flight: Flight) -> None:
-        """Counts a request that ended as it should."""
-        generation = flight.generation
-        self.finished.labels(generation.finish).inc()
-        self.prompt.inc(flight.prompt_tokens)
-        self.generated.inc(generation.count)
+    def account(self, flight: Flight) -> str:
+        """Counts a flight that is over, once, and returns its outcome: a finish reason, an error's code, or `abort`."""
+        if isinstance(flight.error, RequestError):
+            self.failed.labels(flight.error.code).inc()
+            return flight.error.code
+        reason = flight.generation.finish or ABORT
+        self.finished.labels(reason).inc()
+        if reason != ABORT:
+            self._measure(flight)
+        return reason
+
+    def _measure(self, flight: Flight) -> None:
+        count = flight.generation.count
+        self.prompt.observe(flight.prompt_tokens)
+        self.generated.observe(count)
         if flight.first_token is None or flight.last_token is None:
             return
-        self.first.observe(flight.first_token - flight.started)
-        if generation.count > 1:
-            self.between.observe((flight.last_token - flight.first_token) / (generation.count - 1))
+        self.whole.observe(flight.last_token - flight.started)
+        if count > 1:
+            self.per_token.observe((flight.last_token - flight.first_token) / (count - 1))

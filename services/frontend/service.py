@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -22,10 +23,14 @@ import zmq
 from services.frontend.api.app import make_app
 from services.frontend.config import FrontendConfig
 from services.frontend.core import load_core
+from services.frontend.exposition import expose
 from services.frontend.link import SchedulerLink
 from services.frontend.listener import bind, forward_logs, make_listener
 from services.frontend.state import FrontendState
 from shared.errors import FlareError
+from shared.log_traces import message_of
+from shared.metrics_listener import served
+from shared.pulse import BEAT_S, PULSE
 
 THREADS = 2
 DRAIN_POLL_S = 0.05
@@ -59,23 +64,30 @@ class Frontend:
         """Serves until stopped. Raises what ended it otherwise."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._note_fault)
-        link = SchedulerLink(context, self.config.sockets.frontends)
-        state = FrontendState(link, self.config.ready_timeout)
+        link = SchedulerLink(context, self.config.sockets.frontends, self.config.scheduler_timeout)
+        state = FrontendState(link, self.config.ready_timeout, self.config.keep_alive, self.config.log_content)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encode")
-        listener = make_listener(make_app(state, threads))
+        listener = make_listener(make_app(state, threads, self.config))
+        shown = ExitStack()
         try:
+            config = self.config
+            shown.enter_context(
+                served(expose(state), "frontend", config.metrics_host, config.metrics_port, config.run_dir)
+            )
             async with asyncio.TaskGroup() as tasks:
-                ticking = tasks.create_task(link.tick())
+                ticking = (tasks.create_task(link.tick()), tasks.create_task(_beat()))
                 tasks.create_task(listener.serve([bound]))
                 loading = tasks.create_task(self._load(state, threads))
                 await self._stopping.wait()
                 loading.cancel()
                 await self._drain(state)
                 listener.should_exit = True
-                ticking.cancel()
+                for task in ticking:
+                    task.cancel()
             if self._fault is not None:
                 raise self._fault
         finally:
+            shown.close()
             threads.shutdown(wait=False, cancel_futures=True)
             link.close()
 
@@ -110,6 +122,13 @@ class Frontend:
             self._fault = error
             self.stop()
             self.stop()
+
+
+async def _beat() -> None:
+    """Tells the supervisor that the event loop turns; for ever, as a task of its own."""
+    while True:
+        PULSE.beat(asyncio.get_running_loop().time())
+        await asyncio.sleep(BEAT_S / 2)
 
 
 def _announce(config: FrontendConfig, bound: socket.socket) -> None:
@@ -171,7 +190,7 @@ def run(config: FrontendConfig, started: Callable[[Frontend], None] | None = Non
     except Exception as error:  # top of the process: whatever it is, it is logged and becomes the exit code
         for cause in _causes(error):
             expected = isinstance(cause, FlareError)
-            log.error("frontend.failed", reason=str(cause), exc_info=None if expected else cause)
+            log.error("frontend.failed", reason=message_of(cause, withhold=True), exc_info=None if expected else cause)
         return 1
     log.info("frontend.ended")
     return 0

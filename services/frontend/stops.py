@@ -40,9 +40,13 @@ class _Pattern:
 
 @dataclass(slots=True)
 class StopStrings:
-    """Holds text back while it may become a stop string. After `stopped` is set nothing more comes out."""
+    """Holds text back while it may become a stop string. After `stopped` is set nothing more comes out.
+
+    With `keep` the stop string itself is the last that comes out.
+    """
 
     strings: tuple[str, ...]
+    keep: bool = False
     stopped: str | None = None
     """The stop string that ended the text."""
     _patterns: list[_Pattern] = field(init=False)
@@ -63,7 +67,7 @@ class StopStrings:
             if complete:
                 self.stopped = max(complete, key=lambda p: len(p.text)).text
                 self._held = ""
-                return buffered[: index + 1 - len(self.stopped)]
+                return buffered[: index + 1 - (0 if self.keep else len(self.stopped))]
         keep = len(buffered) - max(p.matched for p in self._patterns)
         self._held = buffered[keep:]
         return buffered[:keep]

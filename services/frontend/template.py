@@ -1,78 +1,151 @@
-"""The checkpoint's chat template in a sandbox, with the conventions of Hugging Face. Frontend process, worker thread.
+"""The checkpoint's chat template, compiled once, and what a client may tell it. Frontend process, worker thread.
 
-A template is code of the checkpoint's author over text of a stranger: it may neither change objects nor reach
-attributes outside the sandbox, and each of its errors costs one request.
+Each error of a template costs one request; its message is the client's to read, its source is not (cases.md, B29).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from datetime import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, nodes
+from jinja2.meta import find_undeclared_variables
 
+from services.frontend.sandbox import Sandbox, timed
 from shared.errors import InvalidRequest, ProcessError
 
 Message = dict[str, str]
 """A message as templates know it: "role", "content" and perhaps "name"."""
 
+RENDERED_FACTOR = 4
+RENDERED_MINIMUM = 1 << 20
+"""A prompt may have this many characters, and this many times the client's, before it is refused."""
+LONGEST_OPTION = 256
+_LARGEST_OPTION = 1 << 53
+_LONGEST_REASON = 2000
+_QUOTED = 8
+"""A client's text of so many characters is taken out of an error message."""
+_OURS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
+)
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+_SEARCHES = frozenset({"split", "rsplit", "partition", "rpartition", "replace", "startswith", "endswith", "find"})
 
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers has it: plain JSON, without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+_BROKEN = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""Templates index, concatenate and recurse freely; what they cannot take is the conversation, not the server."""
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def _told(error: TemplateError, turns: Sequence[Message]) -> str:
+    """The template's own message, without text of the client."""
+    message = error.message or "no reason given"
+    if len(message) > _LONGEST_REASON:
+        return "its reason is too long to tell"
+    texts = {text.strip() for turn in turns for name, text in turn.items() if name != "role"}
+    for text in sorted((text for text in texts if _QUOTED <= len(text) <= len(message)), key=len, reverse=True):
+        message = message.replace(text, "...")
+    return "".join(c if c.isprintable() else " " for c in message[:300])
+
+
+def _sought(tree: nodes.Template) -> Iterator[str]:
+    """Constants that the template looks for in strings: of `in`, and of methods such as `split`."""
+    found = [c.expr for c in tree.find_all(nodes.Compare) if any(o.op in ("in", "notin") for o in c.ops)]
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
+            found += call.args
+    return (node.value for node in found if isinstance(node, nodes.Const) and isinstance(node.value, str))
 
 
 class ChatTemplate:
-    """A compiled template with its special tokens."""
+    """A compiled template with its special tokens.
 
-    def __init__(self, source: str, special: dict[str, str]) -> None:
+    `variables` are the names that a client may set, `sought` the texts at which it may take strings apart.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        environment = Sandbox()
         try:
-            self._template: Template = _environment().from_string(source)
+            self._template: Template = environment.from_string(source)
+            tree = environment.parse(source)
+            found = find_undeclared_variables(tree)
         except TemplateError as error:
             raise ProcessError(f"the core's chat template does not compile: {error}") from error
-        self._special = special
+        self.variables = frozenset(name for name in found - _OURS if not name.endswith("_token"))
+        self.sought = frozenset(_sought(tree))
+        self._special = dict(special)
 
-    def render(self, turns: Sequence[Message]) -> str:
-        """The prompt of a conversation. Raises `InvalidRequest` when the template refuses it."""
+    def options(self, kwargs: Mapping[str, object] | None) -> dict[str, object]:
+        """`chat_template_kwargs`, checked: scalars under names that the template reads and that are not ours.
+
+        Null is as if it were not given. Raises `InvalidRequest` naming the option.
+        """
+        checked: dict[str, object] = {}
+        for name, value in (kwargs or {}).items():
+            shown = name if name.isidentifier() and name.isascii() and len(name) <= 64 else "?"
+            param = f"chat_template_kwargs.{shown}"
+            if name not in self.variables:
+                raise InvalidRequest("the chat template of this model has no such option", param=param)
+            if isinstance(value, str):
+                if len(value) > LONGEST_OPTION:
+                    raise InvalidRequest(f"an option has at most {LONGEST_OPTION} characters", param=param)
+            elif isinstance(value, bool | int | float):
+                if not math.isfinite(value) or abs(value) > _LARGEST_OPTION:
+                    raise InvalidRequest("this number is too large", param=param)
+            elif value is not None:
+                raise InvalidRequest("an option must be a boolean, a number or a string", param=param)
+            if value is not None:
+                checked[name] = value
+        return checked
+
+    def render(
+        self,
+        turns: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt of a conversation; `options` were checked. Raises `InvalidRequest` if the template refuses it."""
+        given = {
+            "messages": list(turns),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        room = RENDERED_MINIMUM + RENDERED_FACTOR * sum(len(text) for turn in turns for text in turn.values())
+        parts: list[str] = []
         try:
-            return self._template.render(
-                messages=list(turns), tools=None, documents=None, add_generation_prompt=True, **self._special
-            )
+            with timed():
+                for part in self._template.generate({**(options or {}), **self._special, **given}):
+                    parts.append(part)
+                    room -= len(part)
+                    if room < 0:
+                        raise InvalidRequest("the chat template makes too long a prompt of it", param="messages")
         except TemplateError as error:
-            raise InvalidRequest(
-                f"the chat template refuses these messages: {error.message}"[:300], param="messages"
-            ) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            # Templates index and concatenate freely; what they cannot take is the conversation, not the server.
+            reason = f"the chat template refuses these messages: {_told(error, turns)}"
+            raise InvalidRequest(reason, param="messages") from error
+        except _BROKEN as error:
             raise InvalidRequest("the chat template cannot render these messages", param="messages") from error
+        return "".join(parts)
+
+    def render_open(self, turns: Sequence[Message], end: str, *, options: Mapping[str, object] | None = None) -> str:
+        """The prompt of a conversation up to the end of its last message, which is to be continued.
+
+        `end` is a character that no message has: it stands after the last message while the template renders. As in
+        transformers, white space that the template trims there is trimmed here. Raises `InvalidRequest`.
+        """
+        *earlier, last = turns
+        tried = self.render(
+            [*earlier, {**last, "content": f"{last['content']}{end} "}], add_generation_prompt=False, options=options
+        )
+        text, found, after = tried.rpartition(end)
+        if not found or last["content"].strip() not in text:
+            raise InvalidRequest(
+                "the chat template does not keep the last message, so it cannot be continued",
+                param="continue_final_message",
+            )
+        return text if after.startswith(" ") else text.rstrip()
 
 
 def _text_of(token: Any) -> str | None:
@@ -92,16 +165,28 @@ def _source(declared: Any, file: Path) -> str:
     return declared
 
 
-def read_template(core: Path) -> ChatTemplate:
-    """The chat template of a core folder. Raises `ProcessError`."""
+def read_settings(core: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a core folder. Raises `ProcessError`."""
     path = core / "tokenizer_config.json"
     try:
         settings = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise ProcessError(f"cannot read {path}: {error}") from error
-    special = {
+    if not isinstance(settings, dict):
+        raise ProcessError(f"{path} is not an object")
+    return settings
+
+
+def special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its kin, by name."""
+    return {
         name: text
         for name, token in settings.items()
         if name.endswith("_token") and (text := _text_of(token)) is not None
     }
-    return ChatTemplate(_source(settings.get("chat_template"), core / "chat_template.jinja"), special)
+
+
+def read_template(core: Path) -> ChatTemplate:
+    """The chat template of a core folder. Raises `ProcessError`."""
+    settings = read_settings(core)
+    return ChatTemplate(_source(settings.get("chat_template"), core / "chat_template.jinja"), special_texts(settings))

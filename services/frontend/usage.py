@@ -6,11 +6,19 @@ every generated token up to and including the end token or the one that complete
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import add
+
 import msgspec
 
+from shared.errors import ContractBreach
 from shared.frames import Source
+from shared.manifest import MAXIMUM_DRAFTS
 from shared.messages.common import DraftCounts
 from shared.messages.frontend import Delta
+
+Lengths = dict[int, list[int]]
+"""Drafts of a round to how many rounds accepted 0, 1, .. all of so many."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -38,13 +46,13 @@ class SourceAcceptance(msgspec.Struct, frozen=True):
 class SpeculativeDecoding(msgspec.Struct, frozen=True):
     """vLLM's per-request `metrics.speculative_decoding` (docs/features/speculative_decoding/acceptance_metrics.md).
 
-    Its `acceptance_histogram_by_draft_length` is left out, because rounds are not counted by draft length on their way
-    here; `by_source` is ours.
+    `by_source` is ours, and so is that several choices are summed, where vLLM reports nothing.
     """
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: list[int]
+    acceptance_histogram_by_draft_length: dict[str, list[int]]
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
@@ -87,8 +95,44 @@ def counts_until(delta: Delta, kept: int) -> DraftCounts:
     )
 
 
-def acceptance(counts: DraftCounts, draft_tokens: int) -> SpeculativeDecoding:
-    """vLLM's object for a request, `draft_tokens` being the most that one round may draft."""
+def note_round(lengths: Lengths, before: DraftCounts, after: DraftCounts) -> None:
+    """Adds the round between two counts of a request, if it drafted. Raises `ContractBreach`."""
+    if after.rounds == before.rounds:
+        return
+    offered, accepted = after.offered - before.offered, after.accepted - before.accepted
+    if not 0 <= accepted <= offered <= MAXIMUM_DRAFTS:
+        raise ContractBreach(f"a round accepted {accepted} of {offered} drafts")
+    lengths.setdefault(offered, [0] * (offered + 1))[accepted] += 1
+
+
+def total(counts: Iterable[DraftCounts]) -> DraftCounts:
+    """The counts of several requests together."""
+    found = DraftCounts()
+    for one in counts:
+        found = DraftCounts(
+            rounds=found.rounds + one.rounds,
+            offered_learned=found.offered_learned + one.offered_learned,
+            accepted_learned=found.accepted_learned + one.accepted_learned,
+            offered_history=found.offered_history + one.offered_history,
+            accepted_history=found.accepted_history + one.accepted_history,
+            offered_prompt=found.offered_prompt + one.offered_prompt,
+            accepted_prompt=found.accepted_prompt + one.accepted_prompt,
+            accepted_by_depth=tuple(map(add, found.accepted_by_depth, one.accepted_by_depth)),
+        )
+    return found
+
+
+def total_lengths(several: Iterable[Lengths]) -> Lengths:
+    """The rounds of several requests together."""
+    found: Lengths = {}
+    for lengths in several:
+        for offered, row in lengths.items():
+            found[offered] = list(map(add, found.get(offered, [0] * len(row)), row))
+    return found
+
+
+def acceptance(counts: DraftCounts, lengths: Lengths, draft_tokens: int) -> SpeculativeDecoding:
+    """vLLM's object for an answer, `draft_tokens` being the most that one round may draft."""
     depths = [*counts.accepted_by_depth, *([0] * draft_tokens)][:draft_tokens]
     reached = [counts.rounds, *depths, 0]
     histogram = [max(0, reached[j] - reached[j + 1]) for j in range(draft_tokens + 1)]
@@ -96,6 +140,7 @@ def acceptance(counts: DraftCounts, draft_tokens: int) -> SpeculativeDecoding:
         mean_acceptance_length=1 + counts.accepted / counts.rounds if counts.rounds else 1.0,
         draft_acceptance_rate=counts.accepted / counts.offered if counts.offered else 0.0,
         acceptance_histogram=histogram,
+        acceptance_histogram_by_draft_length={str(offered): lengths[offered] for offered in sorted(lengths)},
         num_spec_steps=counts.rounds,
         num_accepted_draft_tokens=counts.accepted,
         num_draft_tokens=counts.offered,

@@ -6,8 +6,10 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
@@ -15,7 +17,7 @@ import pytest
 
 from services.frontend.config import FrontendConfig
 from services.frontend.service import Frontend, run
-from tests.frontend.client import Chat
+from tests.frontend.client import COMPLETIONS, Chat
 from tests.frontend.scripted_scheduler import Script, ScriptedScheduler
 from tests.frontend.small_core import write_core
 
@@ -28,6 +30,15 @@ class Deployment:
     chat: Chat
     run_dir: Path
 
+    @property
+    def completions(self) -> Chat:
+        """The other endpoint."""
+        return Chat(self.chat.client, COMPLETIONS)
+
+    def at(self, path: str) -> Chat:
+        """An endpoint by its path."""
+        return Chat(self.chat.client, path)
+
 
 @pytest.fixture(scope="session")
 def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
@@ -36,15 +47,14 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, write_core(folder)
 
 
-@pytest.fixture(scope="session")
-def deployment(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One running frontend for all tests that leave it running."""
-    run_dir = tmp_path_factory.mktemp("run")
+@contextmanager
+def deploy(core: tuple[Path, str], run_dir: Path, **configuration: Any) -> Iterator[Deployment]:
+    """A running frontend with its scripted scheduler; `configuration` is of `FrontendConfig`."""
     run_dir.chmod(0o700)
     scheduler = ScriptedScheduler(run_dir, core[1])
     handles: queue.SimpleQueue[Frontend] = queue.SimpleQueue()
     codes: list[int] = []
-    config = FrontendConfig(core=core[0], run_dir=run_dir, port=0)
+    config = FrontendConfig(core=core[0], run_dir=run_dir, port=0, **configuration)
 
     def started(frontend: Frontend) -> None:
         handles.put(frontend)
@@ -62,6 +72,13 @@ def deployment(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
     scheduler.close()
     assert codes == [0]
     assert not config.notice.exists()
+
+
+@pytest.fixture(scope="session")
+def deployment(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One running frontend for all tests that leave it running."""
+    with deploy(core, tmp_path_factory.mktemp("run")) as deployed:
+        yield deployed
 
 
 def wait_ready(client: httpx.Client, timeout: float = 8.0) -> None:
@@ -82,6 +99,7 @@ def served(deployment: Deployment) -> Iterator[Deployment]:
     """The shared frontend with a fresh record; afterwards nothing may run in the scheduler any more."""
     deployment.scheduler.received.clear()
     deployment.scheduler.script = Script(tokens=tuple(b"hello"))
+    deployment.scheduler.by_choice = {}
     yield deployment
     deadline = time.monotonic() + 2
     while deployment.scheduler.running and time.monotonic() < deadline:

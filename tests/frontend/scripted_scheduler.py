@@ -41,7 +41,11 @@ class Script:
     hang_after: int | None = None
     """Rounds after which nothing more comes."""
     failure: tuple[str, str] | None = None
+    param: str | None = None
+    """The field that the failure names."""
     cached_tokens: int = 0
+    copied: tuple[int, ...] = (4,)
+    """Sources of the accepted drafts of a round, the last one repeated."""
 
 
 @dataclass
@@ -61,12 +65,16 @@ def _logprobs(token: int, top: int) -> TokenLogprobs:
 
 
 class ScriptedScheduler:
-    """Runs until `close`. `script` may be changed between requests; `received` holds what frontends sent."""
+    """Runs until `close`. `script` may be changed between requests; `received` holds what frontends sent.
 
-    def __init__(self, run_dir: Path, digest: str) -> None:
+    `by_choice` has another script for some choices of a request.
+    """
+
+    def __init__(self, run_dir: Path, digest: str, script: Script | None = None) -> None:
         self.instance = new_instance()
         self.digest = digest
-        self.script = Script(tokens=tuple(b"hello"))
+        self.script = script or Script(tokens=tuple(b"hello"))
+        self.by_choice: dict[int, Script] = {}
         self.ready = True
         self.silent = False
         self.received: list[FromFrontend] = []
@@ -117,6 +125,15 @@ class ScriptedScheduler:
     def running(self) -> int:
         """Requests that the script has not finished and nobody cancelled or stopped."""
         return len(self._running)
+
+    def fail(self, request: str, code: str) -> None:
+        """Ends a running request with an error."""
+
+        def end() -> None:
+            running = self._running.pop(request)
+            self._send(running.peer, Failed(instance=self.instance, request=request, code=code, message="as told"))
+
+        self.call(end)
 
     def send_raw(self, message: Message) -> None:
         """Sends any message to all frontends."""
@@ -183,11 +200,21 @@ class ScriptedScheduler:
                 if not self.silent:
                     self._send(peer, self._status())
             case Submit():
-                if self.script.failure is not None:
-                    code, text = self.script.failure
-                    self._send(peer, Failed(instance=self.instance, request=message.request, code=code, message=text))
+                script = self.by_choice.get(message.choice, self.script)
+                if script.failure is not None:
+                    code, text = script.failure
+                    self._send(
+                        peer,
+                        Failed(
+                            instance=self.instance,
+                            request=message.request,
+                            code=code,
+                            message=text,
+                            param=script.param,
+                        ),
+                    )
                 else:
-                    self._running[message.request] = _Running(peer, message, self.script)
+                    self._running[message.request] = _Running(peer, message, script)
             case Cancel() | StoppedAt():
                 self._running.pop(message.request, None)
             case Ack():
@@ -218,9 +245,9 @@ class ScriptedScheduler:
             del self._running[submit.request]
 
     def _tokens(self, running: _Running, tokens: tuple[int, ...], finish: Finish) -> Tokens:
-        """One round: all tokens but the last are accepted drafts, copied from the prompt."""
+        """One round: all tokens but the last are accepted drafts, counted as copied from the prompt."""
         accepted, top = len(tokens) - 1, running.submit.sampling.logprobs
-        old = running.counts
+        old, copied = running.counts, running.script.copied
         running.counts = DraftCounts(
             rounds=old.rounds + 1,
             offered_prompt=old.offered_prompt + 7,
@@ -232,7 +259,7 @@ class ScriptedScheduler:
             epoch=EPOCH,
             start=running.sent,
             tokens=tokens,
-            sources=tuple(4 if index < accepted else 0 for index in range(len(tokens))),
+            sources=(*(copied[min(index, len(copied) - 1)] for index in range(accepted)), 0),
             logprobs=tuple(_logprobs(token, top) for token in tokens) if top >= 0 else (),
             finish=finish,
             cached_tokens=running.script.cached_tokens,

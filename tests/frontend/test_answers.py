@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 
 from shared.messages.scheduler import Ack, StoppedAt, Submit
-from tests.frontend.client import Answer
+from tests.frontend.client import COMPLETIONS, PATH, Answer
 from tests.frontend.conftest import Deployment
 from tests.frontend.scripted_scheduler import EPOCH, Script
 from tests.frontend.small_core import END, START, THINK
 
 
-def both(served: Deployment, script: Script, **fields: Any) -> Answer:
+def both(served: Deployment, script: Script, path: str = PATH, **fields: Any) -> Answer:
     """The same request whole and streamed; they must agree."""
     served.scheduler.script = script
-    whole, stream = served.chat.whole(**fields), served.chat.stream(**fields)
-    assert stream.done
-    assert stream.error is None
-    for name in ("text", "finish", "usage", "metrics", "entries"):
-        assert getattr(stream, name) == getattr(whole, name), name
-    return whole
+    return served.at(path).both(**fields)
 
 
 def test_form_of_a_stream(served: Deployment) -> None:
@@ -86,14 +81,15 @@ def test_logprobs_have_raw_bytes(served: Deployment) -> None:
     assert both(served, Script((*b"a", END))).entries == []
 
 
-def test_random_texts_and_rounds(served: Deployment) -> None:
+@pytest.mark.parametrize("path", [PATH, COMPLETIONS])
+def test_random_texts_and_rounds(served: Deployment, path: str) -> None:
     source = random.Random(5)
     for _ in range(25):
         tokens = [source.choice([*b"ab:\nUs", *"é🙂".encode(), 0xFF, START]) for _ in range(source.randint(1, 40))]
         rounds = tuple(source.randint(1, 8) for _ in range(5))
         script = Script((*tokens, END), rounds)
         stop = source.choice([None, "ab", ["\nUs", "é:"], ["a", "\ufffd"]])
-        both(served, script, stop=stop, max_tokens=source.randint(1, 40))
+        both(served, script, path, stop=stop, max_tokens=source.randint(1, 40))
 
 
 @pytest.mark.parametrize("position", range(0, 8, 2))
@@ -139,10 +135,10 @@ def test_models_health_and_metrics(served: Deployment) -> None:
     assert client.get("/health").status_code == 200
     assert client.get("/").json()["model"] == "small"
     served.scheduler.script = Script((*b"ab", END))
-    before, _ = served.chat.whole(), served.chat.post(n=2)
+    before, _ = served.chat.whole(), served.chat.post(tools=[1])
     assert before.text == "ab"
     text = client.get("/metrics").text
-    for line in ('flare:request_success_total{finished_reason="stop"}', "flare:generation_tokens_total",
-                 'flare:request_failure_total{code="unsupported_parameter"}', "flare:time_to_first_token_seconds_count",
+    for line in ('flare:request_success_total{finished_reason="stop",model_name="small"}',
+                 'flare:request_failure_total{code="unsupported_parameter",', "flare:time_to_first_token_seconds_count",
                  "process_resident_memory_bytes"):  # fmt: skip
         assert line in text

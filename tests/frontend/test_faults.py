@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from services.frontend.link import SchedulerLink
 from services.frontend.service import run
 from shared.messages.common import new_instance
 from shared.messages.frontend import Delta, FromScheduler, Tokens
-from shared.messages.scheduler import Cancel, Submit
+from shared.messages.scheduler import Ack, Cancel, Submit
 from tests.frontend.client import MESSAGES, PATH, Answer, Chat
-from tests.frontend.conftest import Deployment, wait_ready
+from tests.frontend.conftest import Deployment, deploy, wait_ready
 from tests.frontend.scripted_scheduler import Script, ScriptedScheduler
 from tests.frontend.small_core import END
 
@@ -170,7 +171,7 @@ def test_scheduler_death_and_return(core: tuple[Path, str], tmp_path: Path) -> N
         waiting.start()
         with child.chat.streaming() as events:
             answer = next(events)
-            child.scheduler.wait_for(Submit, 2)
+            child.scheduler.wait_for(Ack, 2)
             died = time.monotonic()
             child.scheduler.close()
             for _ in events:
@@ -192,6 +193,63 @@ def test_scheduler_death_and_return(core: tuple[Path, str], tmp_path: Path) -> N
             assert child.chat.whole().text == "back"
         finally:
             child.scheduler.close()
+
+
+def test_who_waits_is_sent_to_the_next_scheduler_but_only_once(core: tuple[Path, str], tmp_path: Path) -> None:
+    waits = Script((), hang_after=0)
+    with deployed(core, tmp_path) as child, ThreadPoolExecutor(3) as pool:
+        child.scheduler.script = waits
+        served = pool.submit(child.chat.whole)
+        [first] = child.scheduler.wait_for(Submit)
+        child.scheduler.close()
+        child.scheduler = ScriptedScheduler(child.run_dir, child.digest, Script((*b"served", END)))
+        assert served.result(5).text == "served"
+        [second] = child.scheduler.of(Submit)
+        assert (second.request, second.prompt, second.sampling) == (first.request, first.prompt, first.sampling)
+        child.scheduler.script = waits
+        poison = pool.submit(child.chat.post)
+        child.scheduler.wait_for(Submit, 2)
+        for _ in range(2):
+            child.scheduler.close()
+            child.scheduler = ScriptedScheduler(child.run_dir, child.digest, waits)
+            wait_ready(child.chat.client, 3)
+        assert poison.result(5).json()["error"]["code"] == "state_lost"
+        child.scheduler.script = Script((*b"on", END))
+        assert child.chat.whole().text == "on"
+
+
+def test_who_waits_may_leave_while_there_is_no_scheduler(core: tuple[Path, str], tmp_path: Path) -> None:
+    with deployed(core, tmp_path) as child:
+        child.scheduler.script = Script((), hang_after=0)
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(child.chat.client.post, PATH, json={"messages": MESSAGES}, timeout=0.6)
+            child.scheduler.wait_for(Submit)
+            child.scheduler.close()
+            assert isinstance(leaving.exception(5), httpx.ReadTimeout)
+        child.scheduler = ScriptedScheduler(child.run_dir, child.digest, Script((*b"on", END)))
+        wait_ready(child.chat.client, 3)
+        assert child.chat.whole().text == "on"
+        assert len(child.scheduler.of(Submit)) == 1, "nobody waits for the other answer any more"
+
+
+def test_a_silent_scheduler_is_given_up_and_welcomed_again(core: tuple[Path, str], tmp_path: Path) -> None:
+    with deploy(core, tmp_path, scheduler_timeout=1.0) as served:
+        served.scheduler.script = STUCK
+        with served.chat.streaming() as events:
+            answer = next(events)
+            served.scheduler.silent = True
+            began = time.monotonic()
+            for _ in events:
+                pass
+        assert answer.error is not None
+        assert answer.error["code"] == "state_lost"
+        assert time.monotonic() - began < 3
+        served.scheduler.silent = False
+        wait_ready(served.chat.client, 3)
+        [cancel] = served.scheduler.wait_for(Cancel)
+        assert cancel.request == served.scheduler.of(Submit)[0].request
+        served.scheduler.script = Script((*b"on", END))
+        assert served.chat.whole().text == "on"
 
 
 def test_readiness_follows_scheduler_and_worker(core: tuple[Path, str], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_logprobs_end_where_the_count_ends() -> None:
     generation = Generation(BYTES, StopStrings(("c",)), 10, logprobs=True)
     scores = tuple(TokenLogprobs(logprob=-float(i)) for i in range(5))
     emission = generation.feed(delta(0, list(b"abcde"), logprobs=scores))
-    assert [token for token, _ in emission.scored] == list(b"abc")
+    assert [detail.token for detail in emission.details] == list(b"abc")
     assert generation.count == 3
 
 

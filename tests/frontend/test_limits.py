@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from services.frontend import listener
-from services.frontend.api import body, stream
-from tests.frontend.client import MESSAGES, PATH, Answer
+from services.frontend import connection as http
+from services.frontend.api import body
+from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment
 from tests.frontend.scripted_scheduler import Script
 from tests.frontend.small_core import CONTEXT, END
@@ -74,8 +75,27 @@ def test_a_body_that_never_ends(served: Deployment, monkeypatch: pytest.MonkeyPa
     assert b"body_timeout" in answer
 
 
+def test_many_large_bodies_at_once(served: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is within its own limit; together they would fill the memory."""
+    monkeypatch.setattr(body, "MAXIMUM_BODY_BYTES", 2 << 20)
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" % PATH.encode()
+    connections = [connect(served) for _ in range(4)]
+    for connection in connections:
+        connection.sendall(head + b" " * 700_000)
+    readable, _, _ = select.select(connections, [], [], 5)
+    refused = readable[0].recv(65536)
+    assert refused.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: " in refused
+    for connection in connections:
+        connection.close()
+    deadline = time.monotonic() + 5
+    while served.chat.post(max_tokens=1, user="x" * 900_000).status_code != 200:
+        assert time.monotonic() < deadline, "what the others held was not given back"
+        time.sleep(0.05)
+
+
 def test_headers_that_never_end(served: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "HEADER_TIMEOUT_S", 0.2)
     with connect(served) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx: ")
         assert read_all(connection) == b""
@@ -92,7 +112,7 @@ def test_headers_without_bound(served: Deployment) -> None:
 
 def test_a_connection_serves_many_requests(served: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header clock must run for each request of a connection, and only until its headers are there."""
-    monkeypatch.setattr(listener, "HEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http, "HEADER_TIMEOUT_S", 0.3)
     served.scheduler.script = Script((*b"abcdef", END), (1,), pause_s=0.1)
     request = orjson.dumps({"messages": MESSAGES})
     head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % (PATH.encode(), len(request))
@@ -108,20 +128,6 @@ def test_nonsense_on_the_wire(served: Deployment) -> None:
     with connect(served) as connection:
         connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 400 ")
-
-
-def test_comments_while_queued(served: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "FIRST_WAIT_S", 0.1)
-    monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.1)
-    served.scheduler.tell(ready=False)
-    answer = Answer()
-    with served.chat.streaming(max_tokens=5) as events:
-        for answer in events:
-            if len(answer.events) == 1 and not served.scheduler.ready:
-                time.sleep(0.35)
-                served.scheduler.tell(ready=True)
-    assert answer.comments >= 2
-    assert (answer.text, answer.done) == ("hello", True)
 
 
 def test_random_bytes_never_end_the_server(served: Deployment) -> None:

@@ -1,7 +1,8 @@
 """Messages of a request as turns for the chat template. Pure; frontend process.
 
-Content may be a string or a list of text parts, which are joined by line ends as vLLM does; whatever else a message may
-carry is refused by name.
+Content may be a string, also an empty one, or a list of at least one text part. The parts are joined by one line end
+between each two, as vLLM does, so they are the same prompt as that one string, in every role. Text stays text: one that
+looks like JSON is not read. Whatever else a message may carry is refused by name.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def _content(turn: Turn, path: str) -> str:
         raise InvalidRequest("content must be a string or a list of text parts", param=f"{path}.content")
     if isinstance(turn.content, str):
         return turn.content
+    if not turn.content:
+        raise InvalidRequest("content needs at least one part", param=f"{path}.content")
     return "\n".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(turn.content))
 
 

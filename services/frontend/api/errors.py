@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import orjson
+import msgspec
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.api.field_paths import loggable
+from services.frontend.meters import Meters
 from services.frontend.state import FrontendState
 from shared.errors import Overloaded, RequestError, Unavailable
 
@@ -18,10 +20,34 @@ RETRY_AFTER_S = 1
 log = structlog.get_logger()
 
 
+class ErrorDetail(msgspec.Struct):
+    """What went wrong: `param` is the field at fault, `code` is stable."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of every answer that is an error, and the payload of the frame that ends a stream with one."""
+
+    error: ErrorDetail
+
+
+def clean(text: str, length: int) -> str:
+    """A text that a stranger may have had a hand in, fit for an answer and a log: cut, and printable throughout."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text[:length])
+
+
 def _document(status: int, message: str, param: str | None, code: str) -> bytes:
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
-    shown = param[:MAXIMUM_PARAM] if param else None
-    return orjson.dumps({"error": {"message": message[:MAXIMUM_MESSAGE], "type": kind, "param": shown, "code": code}})
+    shown = clean(param, MAXIMUM_PARAM) if param else None
+    return msgspec.json.encode(ErrorAnswer(ErrorDetail(clean(message, MAXIMUM_MESSAGE), kind, shown, code)))
+
+
+NOT_HTTP = _document(400, "this is not a valid HTTP request", None, "invalid_http")
+"""The body for what cannot even be parsed."""
 
 
 def error_body(error: RequestError) -> bytes:
@@ -37,15 +63,21 @@ def error_response(error: RequestError) -> Response:
     return Response(error_body(error), error.status, headers, "application/json")
 
 
+def refuse(error: RequestError, meters: Meters) -> Response:
+    """The response of a request that never became a flight; counted and logged here."""
+    meters.failed.labels(error.code).inc()
+    log.info("request.refused", code=error.code, param=loggable(error.param))
+    return error_response(error)
+
+
 async def answer_request_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every `RequestError`. One that had a flight is counted and logged with it."""
     if not isinstance(error, RequestError):
         return await answer_fault(request, error)
-    if not hasattr(request.state, "flight"):
-        state: FrontendState = request.app.state.frontend
-        state.meters.failed.labels(error.code).inc()
-        log.info("request.refused", code=error.code, param=(error.param or "")[:MAXIMUM_PARAM])
-    return error_response(error)
+    if hasattr(request.state, "flight"):
+        return error_response(error)
+    state: FrontendState = request.app.state.frontend
+    return refuse(error, state.meters)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

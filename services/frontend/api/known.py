@@ -5,6 +5,7 @@ A field is served, or refused by name; none is accepted and then ignored (cases.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_key": (),
@@ -39,8 +39,11 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "input": (),
     "instructions": (),
+    "max_completion_tokens": (),
+    "messages": (),
     "prompt": (),
     "suffix": (),
+    "top_logprobs": (),
     # vLLM
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -59,7 +62,6 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_whitespace_pattern": (),
     "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
@@ -72,9 +74,7 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "request_id": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structural_tag": (),
     "structured_outputs": (),
     "thinking_token_budget": (),
@@ -90,12 +90,12 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name[:64])
 
 
-def check_field(name: str, value: msgspec.Raw, prefix: str = "") -> None:
+def check_field(name: str, value: msgspec.Raw, known: Mapping[str, tuple[Any, ...]] = NOT_BUILT) -> None:
     """Refuses a field that the schema does not have. Raises `NotBuilt` or, for one nobody knows, `InvalidRequest`."""
-    shown = prefix + printable(name)
-    if name not in NOT_BUILT:
+    shown = printable(name)
+    if name not in known:
         raise InvalidRequest(f"Unrecognized request argument supplied: {shown}", param=shown)
     decoded = msgspec.json.decode(value)
-    neutral = NOT_BUILT[name]
+    neutral = known[name]
     if decoded is not None and not any(type(decoded) is type(n) and decoded == n for n in neutral):
-        raise NotBuilt(f"{shown} is a known field, but this version does not serve it yet", param=shown)
+        raise NotBuilt(f"{shown} is a known field, but this version does not serve it here", param=shown)

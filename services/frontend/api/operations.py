@@ -1,16 +1,68 @@
-"""Routes for operators and clients that look around: models, liveness, readiness, metrics, and `/` for now."""
+"""Routes for operators and clients that look around: models, liveness, readiness, metrics, version, and `/`.
+
+In the frontend process. None of them does work that can fail for a request's sake.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import version as installed
 
-import orjson
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.exposition import expose
+from services.frontend.page import assets as page
 from services.frontend.state import FrontendState
 from shared.errors import ModelNotFound, Unavailable
+
+VERSION = installed("flare-server")
+
+
+class Model(msgspec.Struct):
+    """A served model; `max_model_len` is vLLM's name for the context."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "flare"
+
+
+class ModelList(msgspec.Struct):
+    """All served models: one."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Liveness(msgspec.Struct):
+    """This process answers."""
+
+    status: str = "alive"
+
+
+class Readiness(msgspec.Struct, omit_defaults=True):
+    """Whether work would be taken, and if not, why."""
+
+    status: str
+    reason: str | None = None
+
+
+class Version(msgspec.Struct):
+    """The version of the server's package."""
+
+    version: str
+
+
+class Index(msgspec.Struct):
+    """Where things are; `model` is null while the server loads."""
+
+    service: str
+    model: str | None
+    endpoints: list[str]
 
 
 def _state(request: Request) -> FrontendState:
@@ -18,63 +70,57 @@ def _state(request: Request) -> FrontendState:
     return state
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
+def _json(content: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def _model(request: Request) -> dict[str, object]:
+def _model(request: Request) -> Model:
     state = _state(request)
     if state.core is None:
         raise Unavailable("the server is loading")
-    return {
-        "id": state.core.model,
-        "object": "model",
-        "created": state.started,
-        "owned_by": "flare",
-        "max_model_len": state.core.context,
-    }
+    return Model(state.core.model, state.started, state.core.context)
 
 
 async def models(request: Request) -> Response:
-    """`GET /v1/models`: the one served model. `max_model_len` as in vLLM."""
-    return _json({"object": "list", "data": [_model(request)]})
+    """`GET /v1/models`: the one served model."""
+    return _json(ModelList([_model(request)]))
 
 
 async def model(request: Request) -> Response:
     """`GET /v1/models/NAME`."""
     found = _model(request)
-    if request.path_params["name"] != found["id"]:
-        raise ModelNotFound(f"this server serves the model {found['id']}", param="model")
+    if request.path_params["name"] != found.id:
+        raise ModelNotFound(f"this server serves the model {found.id}", param="model")
     return _json(found)
 
 
 async def health(request: Request) -> Response:
     """`GET /health`: this process answers. Whether it can serve is `/ready`'s to say."""
-    return _json({"status": "alive"})
+    return _json(Liveness())
 
 
 async def ready(request: Request) -> Response:
     """`GET /ready`: 200, or 503 with the reason."""
     reason = _state(request).unready(asyncio.get_running_loop().time())
-    if reason is None:
-        return _json({"status": "ready"})
-    return _json({"status": "not ready", "reason": reason}, 503)
+    return _json(Readiness("ready")) if reason is None else _json(Readiness("not ready", reason), 503)
 
 
 async def metrics(request: Request) -> Response:
     """`GET /metrics` in Prometheus' text format."""
-    state = _state(request)
-    state.meters.refused.set(state.link.refused)
-    return Response(generate_latest(state.meters.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(expose(_state(request)).render(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def version(request: Request) -> Response:
+    """`GET /version`."""
+    return _json(Version(VERSION))
 
 
 async def index(request: Request) -> Response:
-    """`GET /`: where things are."""
+    """`GET /`: the chat page for who shows HTML, else where things are."""
+    if page.wants_page(request):
+        return page.answer(request, page.assets()["index.html"])
     state = _state(request)
-    return _json(
-        {
-            "service": "flare",
-            "model": state.core.model if state.core else None,
-            "endpoints": ["/v1/chat/completions", "/v1/models", "/health", "/ready", "/metrics"],
-        }
-    )
+    paths = [route.path for route in request.app.routes if route.include_in_schema and "{" not in route.path]
+    response = _json(Index("flare", state.core.model if state.core else None, sorted(set(paths) - {"/"})))
+    response.headers["vary"] = "accept"
+    return response

@@ -1,116 +1,61 @@
-"""What a chat request orders: its values checked, defaults filled in, prompt encoded. Frontend process, worker thread.
+"""What a request orders: its values checked, defaults filled in, prompts encoded. Frontend process, worker threads.
 
-Pure but for the random seed. Explicit values win over the core's generation defaults; null means the default.
+Pure but for the random seed. Both endpoints end here: an `Order` is one or more choices over one or more prompts.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.frontend.api.conversation import turns
-from services.frontend.api.schema import ChatRequest, decode_body
+from services.frontend.api import conversation
+from services.frontend.api.decoding import decode
+from services.frontend.api.law import base_seed, end_ids, sampling_law, stop_strings
+from services.frontend.api.prompts import Prompt, prompts
+from services.frontend.api.schema import MAXIMUM_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from services.frontend.core import Core
 from shared.errors import ContextOverflow, InvalidRequest, ModelNotFound, NotBuilt
-from shared.frames import MAXIMUM_BIAS, TOP_LOGPROBS
-from shared.messages.common import MAXIMUM_SEED, Sampling, sampling_defaults
+from shared.messages.common import Sampling
 
-MAXIMUM_STOPS = 16
-MAXIMUM_STOP_CHARACTERS = 4096
-GREEDY_BELOW = 1e-6
-"""A smaller temperature is greedy: its law is the same point mass, and no device divides by it."""
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+COMPLETION_TOKENS = 16
+"""OpenAI's default for `max_tokens` of `/v1/completions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOrder:
+    """One choice. `prompt` counts the request's prompts; `echo` is text that comes before the answer."""
+
+    prompt: int
+    ids: tuple[int, ...]
+    seed: int
+    max_tokens: int
+    echo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A checked request, ready to be submitted."""
+    """A checked request, ready to be submitted. The seed of `sampling` is each choice's own."""
 
-    prompt: tuple[int, ...]
+    choices: tuple[ChoiceOrder, ...]
     sampling: Sampling
-    max_tokens: int
     end_ids: tuple[int, ...]
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    include_stop: bool
+    show_special: bool
+    token_sources: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens, those of each prompt once."""
+        return sum({choice.prompt: len(choice.ids) for choice in self.choices}.values())
 
 
-def _seed(value: int | None) -> int:
-    if value is None:
-        return int.from_bytes(os.urandom(8), "little")
-    if not -(1 << 63) <= value <= MAXIMUM_SEED:
-        raise InvalidRequest("seed must be between -2^63 and 2^64-1", param="seed")
-    return value % (1 << 64)
-
-
-def _stops(value: str | list[str] | None) -> tuple[str, ...]:
-    strings = [] if value is None else [value] if isinstance(value, str) else value
-    if len(strings) > MAXIMUM_STOPS:
-        raise InvalidRequest(f"stop takes at most {MAXIMUM_STOPS} strings", param="stop")
-    for string in strings:
-        if not 0 < len(string) <= MAXIMUM_STOP_CHARACTERS:
-            raise InvalidRequest(
-                f"a stop string must have between 1 and {MAXIMUM_STOP_CHARACTERS} characters", param="stop"
-            )
-    return tuple(strings)
-
-
-def _bias(value: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    if not value:
-        return ()
-    if len(value) > MAXIMUM_BIAS:
-        raise InvalidRequest(f"logit_bias takes at most {MAXIMUM_BIAS} tokens", param="logit_bias")
-    if not all(_TOKEN_ID.fullmatch(key) for key in value):
-        raise InvalidRequest("the keys of logit_bias must be token ids", param="logit_bias")
-    return tuple(sorted((int(key), bias) for key, bias in value.items()))
-
-
-def _logprobs(request: ChatRequest) -> int:
-    top = request.top_logprobs
-    if top is not None and not 0 <= top <= TOP_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be between 0 and {TOP_LOGPROBS}", param="top_logprobs")
-    if not request.logprobs:
-        if top:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        return -1
-    return top or 0
-
-
-def _sampling(request: ChatRequest, core: Core) -> Sampling:
-    """The sampling law. Raises `InvalidRequest` naming the field."""
-    geometry = core.manifest.geometry
-    law = sampling_defaults(core.manifest.defaults)
-    plain = (
-        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
-    )  # fmt: skip
-    given = {name: value for name in plain if (value := getattr(request, name)) is not None}
-    if given.get("top_k") == -1:  # vLLM's way to say none
-        given["top_k"] = 0
-    law = msgspec.structs.replace(
-        law, **given, seed=_seed(request.seed), logit_bias=_bias(request.logit_bias), logprobs=_logprobs(request)
-    ).checked(geometry.vocab_size)
-    return msgspec.structs.replace(
-        law,
-        temperature=0.0 if law.temperature < GREEDY_BELOW else law.temperature,
-        top_k=min(law.top_k, geometry.vocab_size),
-    )
-
-
-def _wanted_tokens(request: ChatRequest) -> int | None:
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise InvalidRequest(f"{name} must be at least 1", param=name)
-    old, new = request.max_tokens, request.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise InvalidRequest("max_tokens and max_completion_tokens differ: give one", param="max_completion_tokens")
-    return new if new is not None else old
-
-
-def _include_usage(request: ChatRequest) -> bool:
+def _include_usage(request: GenerationRequest) -> bool:
     options = request.stream_options
     if options is None:
         return False
@@ -122,32 +67,96 @@ def _include_usage(request: ChatRequest) -> bool:
     return bool(options.include_usage)
 
 
-def take_order(core: Core, body: bytes) -> Order:
-    """Decodes, checks and encodes a request. Blocking. Raises a `RequestError` that names the field."""
-    request = decode_body(body)
+def _check_model(request: GenerationRequest, core: Core) -> None:
     if request.model is not None and request.model != core.model:
         raise ModelNotFound(f"this server serves the model {core.model}", param="model")
-    conversation = turns(request.messages)
-    sampling, wanted, stops = _sampling(request, core), _wanted_tokens(request), _stops(request.stop)
-    include_usage = _include_usage(request)
-    if request.min_tokens is not None and request.min_tokens < 0:
-        raise InvalidRequest("min_tokens must not be negative", param="min_tokens")
-    prompt = core.encode_chat(conversation)
-    room = core.context - len(prompt)
-    if room < 1:
-        raise ContextOverflow(
-            f"the prompt of {len(prompt)} tokens leaves no room in a context of {core.context}", param="messages"
-        )
-    budget = room if wanted is None else min(wanted, room)
-    minimum = request.min_tokens or 0
-    if minimum > budget:
-        raise InvalidRequest(f"min_tokens exceeds the {budget} tokens that may come", param="min_tokens")
+
+
+def _plain_order(core: Core, request: GenerationRequest) -> Order:
+    """Everything but the choices."""
     return Order(
-        prompt=prompt,
-        sampling=msgspec.structs.replace(sampling, min_tokens=minimum),
-        max_tokens=budget,
-        end_ids=() if request.ignore_eos else core.manifest.end_ids,
-        stops=stops,
+        choices=(),
+        sampling=sampling_law(request, core.manifest),
+        end_ids=end_ids(request, core.manifest),
+        stops=stop_strings(request.stop),
         stream=bool(request.stream),
-        include_usage=include_usage,
+        include_usage=_include_usage(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        show_special=request.skip_special_tokens is False,
+        token_sources=bool(request.return_token_sources),
     )
+
+
+def _choices(
+    core: Core, request: GenerationRequest, found: Sequence[Prompt], wanted: int | None, echo: bool, param: str
+) -> tuple[ChoiceOrder, ...]:
+    """`n` choices of each prompt, choice i of it with its seed + i. Raises `ContextOverflow`, `InvalidRequest`."""
+    seed, made = base_seed(request.seed), []
+    for number, prompt in enumerate(found):
+        room = core.context - len(prompt.ids)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt of {len(prompt.ids)} tokens leaves no room in a context of {core.context}", param=param
+            )
+        budget = room if wanted is None else min(wanted, room)
+        if request.min_tokens is not None and request.min_tokens > budget:
+            raise InvalidRequest(f"min_tokens exceeds the {budget} tokens that may come", param="min_tokens")
+        # Without a seed equal prompts must not give equal answers.
+        base = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        made += [
+            ChoiceOrder(number, prompt.ids, (base + index) % (1 << 64), budget, prompt.text if echo else "")
+            for index in range(request.n or 1)
+        ]
+    return tuple(made)
+
+
+def _wanted_tokens(request: ChatRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest("max_tokens and max_completion_tokens differ: give one", param="max_completion_tokens")
+    return new if new is not None else old
+
+
+def take_chat(core: Core, body: bytes) -> Order:
+    """Decodes, checks and encodes a chat request. Blocking. Raises a `RequestError` that names the field."""
+    request = decode(ChatRequest, body)
+    _check_model(request, core)
+    turns = conversation.turns(request.messages)
+    order, wanted = _plain_order(core, request), _wanted_tokens(request)
+    goes_on = bool(request.continue_final_message)
+    ids = core.encode_chat(
+        turns,
+        add_generation_prompt=not goes_on if request.add_generation_prompt is None else request.add_generation_prompt,
+        continue_final_message=goes_on,
+        kwargs=request.chat_template_kwargs,
+    )
+    return replace(order, choices=_choices(core, request, [Prompt(ids)], wanted, False, "messages"))
+
+
+def _check_completion(request: CompletionRequest, count: int) -> None:
+    if count * (request.n or 1) > MAXIMUM_CHOICES:
+        raise InvalidRequest(f"prompts times n must be at most {MAXIMUM_CHOICES}", param="n" if request.n else "prompt")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise NotBuilt("best_of must equal n: this version returns every choice that it makes", param="best_of")
+    if request.echo and request.logprobs is not None:
+        raise NotBuilt("echo with logprobs needs scored prompts, which this version does not have", param="echo")
+    if request.echo and request.return_token_sources:
+        raise InvalidRequest("return_token_sources does not go with echo", param="return_token_sources")
+
+
+def take_completion(core: Core, body: bytes) -> Order:
+    """Decodes, checks and encodes a completion request. Blocking. Raises a `RequestError` that names the field."""
+    request = decode(CompletionRequest, body)
+    _check_model(request, core)
+    value = request.prompt
+    several = isinstance(value, list) and bool(value) and not isinstance(value[0], int)
+    _check_completion(request, len(value) if several else 1)
+    order = _plain_order(core, request)
+    found = prompts(core, value, request.add_special_tokens is not False)
+    wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    return replace(order, choices=_choices(core, request, found, wanted, bool(request.echo), "prompt"))
+
+
+def choice_sampling(order: Order, choice: ChoiceOrder) -> Sampling:
+    """The law of one choice."""
+    return msgspec.structs.replace(order.sampling, seed=choice.seed)

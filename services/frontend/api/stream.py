@@ -12,16 +12,16 @@ from starlette.types import Message, Scope, Send
 
 from services.frontend.api.answer import DONE, Answer, error_frame
 from services.frontend.api.errors import error_body
-from services.frontend.flight import Chunk, ClientGone, Flight
+from services.frontend.choices import Choices
+from services.frontend.flight import Chunk, ClientGone
 from shared.errors import RequestError
 
 FIRST_WAIT_S = 2.0
 """How long an error may still become an HTTP status."""
-KEEP_ALIVE_S = 5.0
 STALL_S = 60.0
 """How long a client may refuse to read."""
 ABORT = "flare.abort"
-"""Scope extension: a function that drops the connection with what it has buffered (listener.py)."""
+"""Scope extension: a function that drops the connection with what it has buffered (connection.py)."""
 
 _WAITING = b": waiting\n\n"
 _HEADERS = [
@@ -56,30 +56,33 @@ class _Events:
             raise ClientGone from error
 
 
-async def _next(flight: Flight, wait: float) -> Chunk | None:
-    """The next chunk, or None when none came within `wait` seconds."""
+async def _next(choices: Choices, patient: bool, wait: float) -> list[tuple[int, Chunk]] | None:
+    """The next chunks, or None when none came within `wait` seconds."""
     try:
         async with asyncio.timeout(wait):
-            return await flight.next()
+            return await choices.next(patient=patient)
     except TimeoutError:
         return None
 
 
-async def write_stream(flight: Flight, answer: Answer, scope: Scope, send: Send) -> None:
-    """Writes the whole stream. Raises `RequestError` only while nothing was sent."""
+async def write_stream(choices: Choices, answer: Answer, scope: Scope, send: Send, keep_alive: float) -> None:
+    """Writes the whole stream, a comment after `keep_alive` seconds without output.
+
+    Raises `RequestError` only while nothing was sent: an error then outweighs what other choices have said.
+    """
     events = _Events(scope, send, answer.opening())
     try:
         while True:
-            chunk = await _next(flight, KEEP_ALIVE_S if events.started else FIRST_WAIT_S)
-            if chunk is None:
+            wait = keep_alive if events.started else min(keep_alive, FIRST_WAIT_S)
+            found = await _next(choices, events.started, wait)
+            if found is None:
                 await events.write(_WAITING)
                 continue
-            data = answer.progress(chunk.text, chunk.scored) if chunk.text or chunk.scored else b""
-            if chunk.last:
+            data = b"".join(answer.progress(index, chunk) for index, chunk in found)
+            if choices.told:
                 await events.write(data + answer.closing() + DONE, more=False)
                 return
-            if data:
-                await events.write(data)
+            await events.write(data)
     except RequestError as error:
         if not events.started:
             raise

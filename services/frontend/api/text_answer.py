@@ -1,0 +1,141 @@
+"""Answers of `/v1/completions` in OpenAI's shape, whole and in chunks. Pure; frontend process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from services.frontend.api.answer import Answer, Sources, finite, frame
+from services.frontend.flight import Chunk
+from services.frontend.generation import Detail
+from services.frontend.usage import Metrics, Usage
+from services.frontend.vocabulary import Vocabulary
+
+
+class TextLogprobs(msgspec.Struct):
+    """`logprobs` of a choice: one item per generated token in each list.
+
+    `top_logprobs` holds the alternatives that were asked for and the token itself. `text_offset` counts the characters
+    that were decoded before the token.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    """One choice of an answer or of a chunk."""
+
+    text: str
+    index: int
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    token_sources: Sources = msgspec.UNSET
+
+
+class TextCompletion(msgspec.Struct):
+    """A whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    object: str = "text_completion"
+    metrics: Metrics | msgspec.UnsetType = msgspec.UNSET
+
+
+class TextChunk(msgspec.Struct):
+    """One SSE event of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    object: str = "text_completion"
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    metrics: Metrics | msgspec.UnsetType = msgspec.UNSET
+
+
+def spelled(raw: bytes) -> str:
+    """A token's text; bytes that are no text are spelled out as OpenAI does, so that no two tokens look alike."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def logprobs(vocabulary: Vocabulary, details: Sequence[Detail]) -> TextLogprobs:
+    """The lists over generated tokens, in order; raw log probabilities of the model."""
+    found = TextLogprobs([], [], [], [])
+    for detail in details:
+        if detail.scores is None:
+            continue
+        own = spelled(vocabulary.raw(detail.token))
+        top: dict[str, float] = {}
+        for token, value in (*detail.scores.top, (detail.token, detail.scores.logprob)):
+            top.setdefault(spelled(vocabulary.raw(token)), finite(value))
+        found.tokens.append(own)
+        found.token_logprobs.append(finite(detail.scores.logprob))
+        found.top_logprobs.append(top)
+        found.text_offset.append(detail.offset)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer(Answer):
+    """Completions. With `echo` a choice begins with the text of its prompt."""
+
+    def whole(self, outputs: Sequence[Chunk]) -> bytes:
+        """`TextCompletion`."""
+        choices = [
+            TextChoice(
+                self.order.choices[index].echo + output.text,
+                index,
+                self._logprobs(output.details),
+                self.flights[index].generation.finish,
+                self.sources(output.details),
+            )
+            for index, output in enumerate(outputs)
+        ]
+        return msgspec.json.encode(
+            TextCompletion(self._id, self.created, self.model, choices, self.usage(), metrics=self.metrics())
+        )
+
+    def opening(self) -> bytes:
+        """The prompts, with `echo`."""
+        echoes = enumerate(choice.echo for choice in self.order.choices)
+        return b"".join(self._event(TextChoice(echo, index)) for index, echo in echoes if echo)
+
+    def progress(self, index: int, chunk: Chunk) -> bytes:
+        """With log probabilities or sources the text may be empty."""
+        events = b""
+        if chunk.text or chunk.details:
+            choice = TextChoice(
+                chunk.text, index, self._logprobs(chunk.details), token_sources=self.sources(chunk.details)
+            )
+            events = self._event(choice)
+        if chunk.last:
+            events += self._event(TextChoice("", index, finish_reason=self.flights[index].generation.finish))
+        return events
+
+    def closing(self) -> bytes:
+        """Usage and metrics, with no choice."""
+        if not self.order.include_usage:
+            return b""
+        return frame(TextChunk(self._id, self.created, self.model, [], usage=self.usage(), metrics=self.metrics()))
+
+    @property
+    def _id(self) -> str:
+        return f"cmpl-{self.request}"
+
+    def _event(self, choice: TextChoice) -> bytes:
+        usage = None if self.order.include_usage else msgspec.UNSET
+        return frame(TextChunk(self._id, self.created, self.model, [choice], usage=usage))
+
+    def _logprobs(self, details: Sequence[Detail]) -> TextLogprobs | None:
+        return logprobs(self.vocabulary, details) if self.order.sampling.logprobs >= 0 else None
