@@ -1,7 +1,8 @@
 """What a supervised process does before anything else: it makes sure that it ends when its supervisor does.
 
 Two ropes, because each alone can miss: the kernel's parent-death signal, and a pipe whose other end only the supervisor
-holds. The signal asks to end, the pipe's watcher insists. Run as `python -m compose.child PARENT DESCRIPTOR COMMAND`.
+holds. The signal asks to end, the pipe's watcher insists. It also hands the service its pulse (`shared/pulse.py`).
+Run as `python -m compose.child PARENT LIFELINE PULSE COMMAND`, the two in the middle being descriptors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import sys
 import threading
 import time
+
+from shared.pulse import PULSE
 
 _PR_SET_PDEATHSIG = 1
 INSIST_S = 2.0
@@ -38,13 +41,14 @@ def watch(descriptor: int) -> None:
 
 def main() -> None:
     """Ties this process to its supervisor and becomes `flare COMMAND ...`."""
-    parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
+    parent, lifeline, pulse = (int(argument) for argument in sys.argv[1:4])
     follow(parent)
-    os.set_inheritable(descriptor, False)
-    threading.Thread(target=watch, args=(descriptor,), name="supervisor-watch", daemon=True).start()
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=watch, args=(lifeline,), name="supervisor-watch", daemon=True).start()
+    PULSE.connect(pulse)
     from compose.cli import main as flare
 
-    flare(sys.argv[3:], prog_name="flare")
+    flare(sys.argv[4:], prog_name="flare")
 
 
 if __name__ == "__main__":

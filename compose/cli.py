@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from compose import log_place
 from compose import options as opts
 from compose.bench.replay import replay
 from compose.bench.workload import workload
+from compose.chat import chat
+from compose.logs import logs as show_logs
+from compose.status import status
 from shared import logs
 from shared.errors import FlareError
+from shared.logs import LogConfig
 
 
-def _guarded(service: str, run: Callable[[], int]) -> None:
-    """Runs a service and exits with its code; an error of ours becomes one clear line."""
-    logs.configure(service)
+def _guarded(service: str, values: Mapping[str, Any], run: Callable[[], int]) -> None:
+    """Runs a service with its log and exits with its code; an error of ours becomes one clear line."""
     try:
+        # Only the frontend holds text of requests, so only there an exception could say some of it.
+        withhold = service == "frontend" and not values["log_content"]
+        logs.configure(service, opts.configure(LogConfig, values), withhold=withhold)
         code = run()
     except FlareError as error:
         raise click.ClickException(str(error)) from error
@@ -49,7 +56,7 @@ def frontend(**values: Any) -> None:
 
         return serve(opts.configure(FrontendConfig, values))
 
-    _guarded("frontend", start)
+    _guarded("frontend", values, start)
 
 
 @main.command()
@@ -65,7 +72,7 @@ def scheduler(**values: Any) -> None:
 
         return serve(opts.configure(SchedulerConfig, values))
 
-    _guarded("scheduler", start)
+    _guarded("scheduler", values, start)
 
 
 @main.command()
@@ -84,7 +91,7 @@ def worker(**values: Any) -> None:
 
         return serve(opts.configure(WorkerConfig, values))
 
-    _guarded("worker", start)
+    _guarded("worker", values, start)
 
 
 @main.command()
@@ -93,9 +100,12 @@ def worker(**values: Any) -> None:
     "--run-dir", type=click.Path(path_type=Path), help="Folder of the services' sockets; by default a new one."
 )
 @click.option("--context-length", type=int, help="Tokens of prompt and answer; a prepared CORE has its own.")
+@opts.HANG
 @opts.options(opts.FRONTEND, opts.SCHEDULER, opts.WORKER)
 def run(core: Path | None, run_dir: Path | None, context_length: int | None, **values: Any) -> None:
     """Frontend, scheduler and worker of CORE under one local supervisor; without CORE, the embedded demo model."""
+
+    values["log_dir"] = log_place.choose(values["log_dir"], values["port"])
 
     def start() -> int:
         from compose.local_server import serve
@@ -103,7 +113,10 @@ def run(core: Path | None, run_dir: Path | None, context_length: int | None, **v
         commands = {command.name: command for command in (frontend, scheduler, worker)}
         return serve(core, run_dir, context_length, values, commands)
 
-    _guarded("supervisor", start)
+    _guarded("supervisor", values, start)
+
+
+opts.name_variables(frontend, scheduler, worker, run)
 
 
 @main.group()
@@ -113,6 +126,9 @@ def bench() -> None:
 
 bench.add_command(replay)
 bench.add_command(workload)
+main.add_command(show_logs)
+main.add_command(status)
+main.add_command(chat)
 
 
 if __name__ == "__main__":

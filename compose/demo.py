@@ -41,10 +41,10 @@ def _version() -> str:
     return digest.hexdigest()[:12]
 
 
-def demo_core(context_length: int | None, concurrency: int | None) -> Path:
-    """The prepared demo core, which this process now uses. Raises `ProcessError`."""
+def demo_core(context_length: int | None, concurrency: int | None, folder: Path | None = None) -> Path:
+    """The prepared demo core in `folder`, or in the cache, which this process now uses. Raises `ProcessError`."""
     family = f"smollm2-c{context_length or 'default'}-n{concurrency or 'default'}"
-    folder = cache()
+    folder = folder or cache()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     core = folder / f"{family}-{_version()}"
     with (folder / "preparing.lock").open("w") as lock:

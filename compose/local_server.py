@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from compose import run_directory
-from compose.options import arguments, configure
+from compose.options import arguments, configure, flags, secrets
 from compose.readiness import Address
 from compose.run_directory import LockedRunDirectory
 from compose.supervisor import Supervisor
@@ -22,6 +22,7 @@ from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from shared import manifest, regions
 from shared.errors import ProcessError
+from shared.logs import LogConfig
 from shared.manifest import Manifest
 
 WORKER_GRACE_S = 10.0
@@ -34,7 +35,7 @@ def greeting(address: Address, model: str) -> str:
         {"model": model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     )
     return (
-        f"\nFlare serves {model} at {address.url}\n\nTry it:\n\n"
+        f"\nFlare serves {model} at {address.url}\n\nOpen that in a browser to chat, or ask it here:\n\n"
         f"  curl -N {address.url}/v1/chat/completions \\\n"
         f"    -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
     )
@@ -53,6 +54,12 @@ def check_limits(found: Manifest, context_length: int | None, concurrency: int |
             f"this core was prepared for {geometry.concurrency} requests at once, not {concurrency}: "
             "export it again with another --concurrency"
         )
+
+
+def metrics_ports(first: int | None) -> dict[str, dict[str, int]]:
+    """The `metrics_port` of each service: free ones, or three in a row."""
+    names = ("frontend", "scheduler", "worker")
+    return {name: {"metrics_port": first + offset if first else 0} for offset, name in enumerate(names)}
 
 
 def serve(
@@ -76,16 +83,27 @@ def serve(
     held = LockedRunDirectory(chosen)
     try:
         everywhere = {**values, "core": core, "run_dir": held.path}
-        front = configure(FrontendConfig, everywhere)
-        patient = {**everywhere, "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
+        ports = metrics_ports(values["metrics_port"])
+        front = configure(FrontendConfig, {**everywhere, **ports["frontend"]})
+        patient = {**everywhere, **ports["worker"], "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
+        configs = {
+            "frontend": front,
+            "scheduler": configure(SchedulerConfig, {**everywhere, **ports["scheduler"]}),
+            "worker": configure(WorkerConfig, patient),
+        }
+        logging = configure(LogConfig, everywhere)
         services = {
-            "frontend": arguments(commands["frontend"], front),
-            "scheduler": arguments(commands["scheduler"], configure(SchedulerConfig, everywhere)),
-            "worker": arguments(commands["worker"], configure(WorkerConfig, patient)),
+            name: (*arguments(commands[name], config), *flags(commands[name], logging))
+            for name, config in configs.items()
         }
         model = front.served_model_name or found.model_name
         return Supervisor(
-            services, front.notice, front.drain_timeout, lambda address: click.echo(greeting(address, model))
+            services,
+            front.notice,
+            front.drain_timeout,
+            values["hang_timeout"],
+            lambda address: click.echo(greeting(address, model)),
+            {"frontend": secrets(commands["frontend"], front)},
         ).run()
     finally:
         held.release()

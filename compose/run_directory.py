@@ -16,10 +16,11 @@ from pathlib import Path
 
 from shared.channel import RunDirectory
 from shared.errors import ProcessError
+from shared.metrics_address import SUFFIX
 
-_PREFIX = "flare-run-"
+PREFIX = "flare-run-"
 _MAKING = "flare-making-"
-_LOCK = "supervisor.lock"
+LOCK = "supervisor.lock"
 _MAKING_GRACE_S = 60.0
 
 
@@ -31,7 +32,7 @@ def base() -> Path:
 
 def _locked(folder: Path) -> int:
     """A descriptor that holds the folder's lock. Raises `BlockingIOError` when another process has it."""
-    descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -50,7 +51,7 @@ class LockedRunDirectory:
             # Locked before it has its name: whoever sees the name and gets the lock knows that its owner is dead.
             making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=base()))
             self._lock = _locked(making)
-            self.path = making.rename(making.with_name(making.name.replace(_MAKING, _PREFIX)))
+            self.path = making.rename(making.with_name(making.name.replace(_MAKING, PREFIX)))
             RunDirectory(self.path).ensure()
             return
         self.path = chosen.absolute()
@@ -62,14 +63,14 @@ class LockedRunDirectory:
         self._clear()
 
     def _clear(self) -> None:
-        for pattern in ("*.sock", "frontend.json"):
+        for pattern in ("*.sock", "frontend.json", f"*{SUFFIX}"):
             for leftover in self.path.glob(pattern):
                 leftover.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Removes sockets and lock, and the directory if this process made it."""
         self._clear()
-        (self.path / _LOCK).unlink(missing_ok=True)
+        (self.path / LOCK).unlink(missing_ok=True)
         if self._made:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
@@ -78,7 +79,7 @@ class LockedRunDirectory:
 def sweep() -> tuple[str, ...]:
     """Removes this user's run directories whose supervisor is dead, and returns their names."""
     removed = []
-    for path in sorted((*base().glob(f"{_PREFIX}*"), *base().glob(f"{_MAKING}*"))):
+    for path in sorted((*base().glob(f"{PREFIX}*"), *base().glob(f"{_MAKING}*"))):
         try:
             found = path.lstat()
             fresh = path.name.startswith(_MAKING) and time.time() - found.st_mtime < _MAKING_GRACE_S

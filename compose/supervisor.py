@@ -2,6 +2,7 @@
 
 The frontend starts first, because it binds the port: an address that cannot be had is known before anything is loaded.
 One thread; it sleeps until a signal, a child's end or its next deadline. Only processes that it started are signalled.
+A child whose loop no longer turns, stopped or stuck, is killed and so restarted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import FrameType
 
 import structlog
 
+from compose.hearing import Hearing
 from compose.readiness import Address, is_ready, read_address
 from compose.restarts import Restarts
 
@@ -45,6 +47,7 @@ class Service:
     due: float = float("inf")
     since: float = 0.0
     process: subprocess.Popen[bytes] | None = None
+    hearing: Hearing | None = None
     restarts: Restarts = field(default_factory=Restarts)
 
 
@@ -52,7 +55,8 @@ class Supervisor:
     """Runs services until a signal or until one of them is given up.
 
     `arguments` maps each service's name to its `flare` arguments, the frontend's among them; `announce` is called once,
-    when the server is first ready.
+    when the server is first ready. A service whose loop stands still for `hang_timeout` seconds is killed; 0: never.
+    `secrets` are the variables that one service alone may have in its environment.
     """
 
     def __init__(
@@ -60,12 +64,17 @@ class Supervisor:
         arguments: Mapping[str, Sequence[str]],
         notice: Path,
         drain_timeout: float,
+        hang_timeout: float,
         announce: Callable[[Address], None],
+        secrets: Mapping[str, Mapping[str, str]],
     ) -> None:
         self._services = {name: Service(name, tuple(given)) for name, given in arguments.items()}
         self._notice = notice
         self._drain_timeout = drain_timeout
+        self._hang_timeout = hang_timeout
         self._announce = announce
+        self._secrets = secrets
+        self._withheld = frozenset(name for variables in secrets.values() for name in variables)
         self._address: Address | None = None
         self._ready = False
         self._announced = False
@@ -90,6 +99,7 @@ class Supervisor:
             while not self._signals and not self._given_up:
                 self._reap()
                 self._start_due()
+                self._listen()
                 self._look()
                 self._sleep(self._poll_interval())
             return self._drain() if self._signals else 1
@@ -124,15 +134,27 @@ class Supervisor:
 
     def _start(self, service: Service, now: float) -> None:
         """Starts a child in a process group of its own: a terminal's Ctrl-C must reach the supervisor alone."""
-        command = (sys.executable, "-m", "compose.child", str(os.getpid()), str(self._lifeline))
+        service.hearing = hearing = Hearing(now)
+        descriptors = (self._lifeline, hearing.writer)
+        command = (sys.executable, "-m", "compose.child", str(os.getpid()), *map(str, descriptors))
         arguments = list(service.arguments)
         if service.name == FRONTEND and self._address is not None:
             arguments += ["--port", str(self._address.port)]  # the one that the system chose the first time
         service.process = subprocess.Popen(
-            (*command, *arguments), stdin=subprocess.DEVNULL, pass_fds=(self._lifeline,), process_group=0
+            (*command, *arguments),
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            process_group=0,
+            env=self._environment(service.name),
         )
+        hearing.started()
         service.due, service.since = float("inf"), now
         log.info("supervisor.started", child=service.name, pid=service.process.pid)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Ours, without what only another service may know."""
+        common = {key: value for key, value in os.environ.items() if key not in self._withheld}
+        return {**common, **self._secrets.get(name, {})}
 
     def _reap(self) -> None:
         """Collects children that ended, and schedules their restart or gives up."""
@@ -141,6 +163,9 @@ class Supervisor:
             if code is None:
                 continue
             service.process = None
+            if service.hearing is not None:
+                service.hearing.close()
+                service.hearing = None
             self._ready = False
             delay = service.restarts.died(code)
             if delay is None or (service.name == FRONTEND and self._address is None):
@@ -149,6 +174,16 @@ class Supervisor:
                 return
             log.warning("supervisor.restarting", child=service.name, code=code, delay=delay)
             service.due = time.monotonic() + delay
+
+    def _listen(self) -> None:
+        """Kills a child whose loop stands still, as a stopped process takes no other signal; `_reap` does the rest."""
+        now = time.monotonic()
+        for service in self._services.values():
+            if service.process is None or service.hearing is None:
+                continue
+            if service.hearing.silent(now, self._hang_timeout):
+                log.error("supervisor.hung", child=service.name, limit=self._hang_timeout)
+                service.process.kill()
 
     def _look(self) -> None:
         """Learns the address, lets the other services start behind it, and notices readiness."""

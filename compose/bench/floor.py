@@ -25,7 +25,7 @@ from shared.messages.common import new_instance
 
 def main() -> None:
     """Replays the recording named on the command line."""
-    logs.configure("floor", level="warning")
+    logs.configure("floor", logs.LogConfig(log_level="warning"))
     core, recording = Path(sys.argv[1]), Path(sys.argv[2])
     found = manifest.read(core)
     frames = create_frames(found, new_instance())

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import click
 
 from compose.bench import prompts
 from compose.bench.load import Stream, streams
 from compose.bench.server import ServerUnderTest
-from services.worker.recording import RecordedRound, rounds_of
+
+if TYPE_CHECKING:
+    from services.worker.recording import RecordedRound
 
 MS = 1e6
 
@@ -84,6 +87,9 @@ def repetition(
                 bodies = prompts.chat(concurrency, tokens, first)
                 finished[concurrency] = streams(server.address, bodies, concurrency)
                 first += concurrency
+        # Here, because `flare frontend` and `flare scheduler` run where there is no worker to import.
+        from services.worker.recording import rounds_of
+
         recorded = list(rounds_of(recording))
         command = [sys.executable, "-m", "compose.bench.floor", str(core), str(recording), str(threads)]
         floor = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

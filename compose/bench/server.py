@@ -42,6 +42,8 @@ class ServerUnderTest:
             "0",
             "--run-dir",
             str(run_dir),
+            "--log-dir",
+            str(run_dir.with_name("logs")),
         ]
         begin = monotonic()
         with self._log.open("wb") as log:

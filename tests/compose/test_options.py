@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from compose import cli
-from compose.options import Size, arguments, configure
+from compose.options import Size, arguments, configure, flags, secrets
 from services.frontend.config import FrontendConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
+from shared.logs import LogConfig
 
 
 def parsed(command: click.Command, given: list[str]) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def parsed(command: click.Command, given: list[str]) -> dict[str, Any]:
     [
         (cli.frontend, FrontendConfig, {}),
         (cli.frontend, FrontendConfig, {"host": "0.0.0.0", "port": 0, "served_model_name": "m", "drain_timeout": 1.5}),
+        (cli.frontend, FrontendConfig, {"cors_origins": ("https://a.example", "*"), "keep_alive": 1.5}),
         (cli.scheduler, SchedulerConfig, {}),
         (cli.scheduler, SchedulerConfig, {"draft_tokens": 0, "history_drafts": False, "prompt_drafts": True}),
         (cli.scheduler, SchedulerConfig, {"adaptive": False, "deterministic": True, "queue_limit": 3}),
@@ -42,6 +44,24 @@ def test_a_configuration_survives_the_command_line(
     name, *given = arguments(command, config)
     assert name == command.name
     assert configure(kind, parsed(command, given)) == config
+
+
+def test_secrets_go_by_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FrontendConfig(core=tmp_path, run_dir=tmp_path, api_keys=("sk-one", "sk-two"))
+    _, *given = arguments(cli.frontend, config)
+    assert not any("sk-" in argument for argument in given)
+    for name, value in secrets(cli.frontend, config).items():
+        monkeypatch.setenv(name, value)
+    assert configure(FrontendConfig, parsed(cli.frontend, given)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "keys"), [("", ()), ("  ", ()), ("a", ("a",)), (" a , b,", ("a", "b")), (",", ("",)), (" , ", ("",))]
+)
+def test_keys_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, keys: tuple[str, ...]) -> None:
+    """Mere commas must not leave the API open: an empty key is refused by the configuration."""
+    monkeypatch.setenv("FLARE_API_KEYS", value)
+    assert parsed(cli.frontend, [str(tmp_path), "--run-dir", str(tmp_path)])["api_keys"] == keys
 
 
 @pytest.mark.parametrize(("text", "size"), [("5", 5), ("2KiB", 2048), ("512MiB", 512 << 20), ("1.5G", 3 << 29)])
@@ -66,3 +86,10 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "is not a core" in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", [cli.frontend, cli.scheduler, cli.worker])
+def test_a_child_logs_where_its_supervisor_says(tmp_path: Path, command: click.Command) -> None:
+    for config in (LogConfig(), LogConfig(tmp_path, "error", "warning", 5000, 2)):
+        given = [str(tmp_path), "--run-dir", str(tmp_path), *flags(command, config)]
+        assert configure(LogConfig, parsed(command, given)) == config
