@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.harness import Server, wait_until
 from tests.system.conftest import SLOW
-from tests.system.test_deaths import LONG, Reader
+from tests.system.reader import LONG, Reader
 
 
 def test_running_streams_finish_and_new_work_is_refused(slow: Server) -> None:

@@ -1,4 +1,4 @@
-"""Only the API listens, on the loopback address; the rest are sockets in a private folder that take no pickle (B63)."""
+"""Only the API and the metrics listen, on loopback; all else are sockets in a private folder without pickle (B63)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ import psutil
 import zmq
 
 from shared.channel import MAXIMUM_BYTES, RunDirectory
-from tests.fixtures.harness import Server
+from tests.fixtures.harness import SERVICES, Server
+from tests.system.scrapes import url
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_only_listener_is_the_api_on_the_loopback_address(server: Server) -> None:
+def test_the_only_listeners_are_the_api_and_the_metrics_on_the_loopback_address(server: Server) -> None:
     listening = {
         (connection.laddr.ip, connection.laddr.port)
         for process in server.tree()
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert {f"http://{ip}:{port}" for ip, port in listening} == {server.url}
+    expected = {server.url, *(url(server, service) for service in SERVICES)}
+    assert {f"http://{ip}:{port}" for ip, port in listening} == expected
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}
     assert server.url.startswith("http://127.0.0.1:")
 
 
