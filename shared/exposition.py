@@ -1,12 +1,14 @@
 """What a service shows of itself: its metrics in Prometheus' text format, whether it is alive, whether it is ready.
 
 Imported by the three services. Numbers are read when somebody asks, in whatever thread asks; nothing is counted here.
+Threads that ask at once wait for one rendering, so that many scrapers take no more of the interpreter than one.
 Alive means that the main loop turns (`shared/pulse.py`); ready, that the service can do its part. Both are kept apart:
 an orchestrator restarts what is not alive, and merely sends nothing to what is not ready.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from shared.pulse import PULSE
 
 ALIVE_S = 10.0
 """A main loop that has not turned for so long is not alive; each of them turns several times a second."""
+FRESH_S = 0.5
+"""For so long after its making a text serves whoever asks."""
 MODEL = "model_name"
 _DISTRIBUTION = "flare-server"
 
@@ -74,6 +78,15 @@ def package_version() -> str:
         return "unknown"
 
 
+@dataclass(slots=True)
+class _Rendering:
+    """The last text, until when it is fresh, and who may replace it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    text: bytes = b""
+    until: float = float("-inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Exposition:
     """One service's. `alive` and `ready` say why not, or nothing; `model` is the label, empty while it is unknown."""
@@ -83,6 +96,7 @@ class Exposition:
     model: Callable[[], str]
     alive: Callable[[], str] = _turns
     registry: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
+    _last: _Rendering = field(default_factory=_Rendering, init=False, compare=False)
 
     def __post_init__(self) -> None:
         ProcessCollector(registry=self.registry)
@@ -93,8 +107,12 @@ class Exposition:
         return self.alive() or self.ready()
 
     def render(self) -> bytes:
-        """All metrics, as text."""
-        return generate_latest(self.registry)
+        """All metrics, as text, at most FRESH_S old. Waits while others render; raises what `collect` does."""
+        with self._last.lock:
+            if time.monotonic() >= self._last.until:
+                self._last.text = generate_latest(self.registry)
+                self._last.until = time.monotonic() + FRESH_S
+            return self._last.text
 
 
 @dataclass(frozen=True, slots=True)

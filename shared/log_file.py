@@ -1,6 +1,7 @@
 """A log file that is rotated by size, safe with other processes on the same file. Imported by every process.
 
-`NAME.log` is written, `NAME.log.1` is the youngest full one. A line is one write, so a killed process tears none.
+`NAME.log` is written, `NAME.log.1` is the youngest full one. Lines that come together are one write; a killed process
+may tear the last of them, and the next one begins a line of its own.
 A file that cannot be written is complained of once and tried again later; it never costs more than its lines.
 """
 
@@ -36,13 +37,13 @@ class LogFile:
         self._retry_at = float("-inf")
         self._lock = threading.Lock()
 
-    def write(self, line: bytes) -> None:
-        """Appends a line, given without its end. Never raises `OSError`."""
+    def write(self, lines: bytes) -> None:
+        """Appends one line or several, given without the last end, to the same file. Never raises `OSError`."""
         with self._lock:
             if self._descriptor < 0 and time.monotonic() < self._retry_at:
                 return
             try:
-                self._write(line + b"\n")
+                self._write(lines + b"\n")
             except OSError as error:
                 self._give_up(error)
         if self._reason and not self._complained:
@@ -54,15 +55,15 @@ class LogFile:
         with self._lock:
             self._close()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, lines: bytes) -> None:
         self._follow()
-        if self._size and self._size + len(line) > self._max_bytes:
+        if self._size and self._size + len(lines) > self._max_bytes:
             self._rotate()
         if self._torn:
-            line = b"\n" + line
-        written = os.write(self._descriptor, line)
+            lines = b"\n" + lines
+        written = os.write(self._descriptor, lines)
         self._size += written
-        self._torn = written < len(line)
+        self._torn = written < len(lines)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

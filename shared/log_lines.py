@@ -38,6 +38,11 @@ def encode(event: Mapping[str, Any]) -> bytes:
     return _escaped(data.decode()).encode()
 
 
+def continued(head: bytes, values: Mapping[str, Any]) -> bytes:
+    """An encoded event, which has something in it, with more values: what many lines share is encoded once."""
+    return head[:-1] + b"," + encode(values)[1:] if values else head
+
+
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"

@@ -1,150 +1,149 @@
 """Structured logs: one event a line, in a file of the service and on stderr, a request id in each line about one.
 
 Every process calls `configure` once, first thing. Prompts and outputs are never passed to a logger, unless the operator
-asked for them (`--log-content`). What cannot be written is lost; it never stops a service.
+asked for them (`--log-content`). What cannot be written is lost; it never stops a service, nor makes one wait.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
-import os
 import sys
-from collections.abc import MutableMapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal, TextIO
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
 
+import orjson
 import structlog
 
-from shared.errors import ProcessError
-from shared.log_file import LogFile
-from shared.log_lines import encode, readable
+from shared.log_config import LEVELS, LogConfig
+from shared.log_queue import Entry, LogQueue
+from shared.log_sinks import Form, Sinks
 from shared.log_traces import trace
 
-Form = Literal["auto", "json", "console"]
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-MIN_BYTES = 4096
+__all__ = ["DebugLines", "LogConfig", "configure", "flush", "wants_debug"]
+
+Subject = TypeVar("Subject")
+FLUSH_S = 1.0
+"""How long an error's line, or the end of a process, waits for a disk."""
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """Where events go: `log_dir`/SERVICE.log from `log_file_level` up, and stderr from `log_level` up.
-
-    A file holds about `log_max_bytes`; there are at most `log_files` of each service. No `log_dir`, no files.
-    """
-
-    log_dir: Path | None = None
-    log_level: str = "info"
-    log_file_level: str = "debug"
-    log_max_bytes: int = 16 << 20
-    log_files: int = 4
-
-    def __post_init__(self) -> None:
-        for level in (self.log_level, self.log_file_level):
-            if level not in LEVELS:
-                raise ProcessError(f"{level!r} is not a log level; there are {', '.join(LEVELS)}")
-        if self.log_max_bytes < MIN_BYTES:
-            raise ProcessError(f"log files must be allowed at least {MIN_BYTES} bytes, not {self.log_max_bytes}")
-        if self.log_files < 1:
-            raise ProcessError("there must be at least one log file")
+def _only(values: Mapping[str, Any]) -> tuple[Mapping[str, Any]]:
+    return (values,)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")[:26] + "Z"
+def _kept(value: object) -> object:
+    """A value as it is now: the line is made later, and somebody may change a list until then."""
+    try:
+        return orjson.loads(orjson.dumps(value, default=str))
+    except (TypeError, ValueError):
+        return str(value)
 
 
-class _Terminal:
-    """stderr: readable on a terminal, JSON otherwise."""
+class _Log:
+    """What structlog hands complete events to. `withhold` and `told` as in `shared.log_traces`."""
 
-    def __init__(self, form: Form, stream: TextIO) -> None:
-        self._stream = stream
-        self._readable = form == "console" or (form == "auto" and stream.isatty())
-        self._colours = stream.isatty() and not os.environ.get("NO_COLOR")
-
-    def write(self, event: dict[str, Any]) -> None:
-        """Writes an event; one that cannot be written is lost."""
-        text = readable(event, colours=self._colours) if self._readable else encode(event).decode()
-        try:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-        except (OSError, ValueError):
-            return  # the terminal is gone; the service stays
-
-
-class _Sinks:
-    """What structlog hands complete events to. `withhold` as in `shared.log_traces`."""
-
-    def __init__(self, service: str, config: LogConfig, form: Form, withhold: bool) -> None:
-        self._service = service
-        self._pid = os.getpid()
+    def __init__(
+        self, service: str, config: LogConfig, form: Form, withhold: bool, told: tuple[type[BaseException], ...]
+    ) -> None:
         self._withhold = withhold
-        self._terminal = _Terminal(form, sys.stderr)
-        self._terminal_level = LEVELS[config.log_level]
-        self._file_level = LEVELS[config.log_file_level]
-        self._file = self._opened(config)
-
-    def _opened(self, config: LogConfig) -> LogFile | None:
-        if config.log_dir is None:
-            return None
-        try:
-            config.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            self._complain(f"{config.log_dir} cannot be made, there will be no log files: {error.strerror}")
-            return None
-        path = config.log_dir / f"{self._service}.log"
-        return LogFile(path, config.log_max_bytes, config.log_files, self._complain)
-
-    @property
-    def level(self) -> int:
-        """The least level that anybody wants."""
-        return self._terminal_level if self._file is None else min(self._terminal_level, self._file_level)
+        self._told = told
+        self._sinks = Sinks(service, config, form)
+        self.level = self._sinks.level
+        self.queue = LogQueue(self._sinks)
 
     def complete(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[Any, ...]:
-        """A structlog processor, the last one: stamps an event, and turns an exception into text."""
+        """A structlog processor, the last one: an entry of an event, an exception turned into text."""
+        at = time.time_ns()
         error = event.pop("exc_info", None)
-        stamped: dict[str, Any] = {
-            "timestamp": _now(),
-            "level": method,
-            "service": self._service,
-            "pid": self._pid,
-            "event": event.pop("event", ""),
-        }
-        if "request" in event:
-            stamped["request"] = event.pop("request")
-        stamped.update(event)
+        name = event.pop("event", "")
+        values = {"request": event.pop("request")} if "request" in event else {}
+        values.update(event)
+        for key, value in values.items():
+            if type(value) not in _PLAIN:
+                values[key] = _kept(value)
         if error:
             caught = error if isinstance(error, BaseException) else sys.exc_info()[1]
             if caught is not None:
-                stamped["exception"] = trace(caught, self._withhold)
-        return (stamped,), {}
+                values["exception"] = trace(caught, self._withhold, self._told)
+        return (Entry(at, method, str(name), _only, values),), {}
 
-    def write(self, event: dict[str, Any]) -> None:
-        """Sends an event where its level is wanted."""
-        level = LEVELS.get(event["level"], logging.CRITICAL)
-        if self._file is not None and level >= self._file_level:
-            self._file.write(encode(event))
-        if level >= self._terminal_level:
-            self._terminal.write(event)
+    def debug(self, entry: Entry) -> None:
+        """Queues an entry, also one of many lines."""
+        self.queue.put(entry)
 
-    debug = info = warning = error = critical = write
+    info = debug
 
-    def _complain(self, reason: str) -> None:
-        """About the log itself, where that can be heard."""
-        (stamped,), _ = self.complete(None, "warning", {"event": "log.unwritable", "reason": reason})
-        self._terminal.write(stamped)
+    def warning(self, entry: Entry) -> None:
+        """Queues an entry that is written soon."""
+        self.queue.put(entry, urgent=True)
+
+    def error(self, entry: Entry) -> None:
+        """Queues an entry and waits for it: the process may be about to end."""
+        self.queue.put(entry)
+        self.queue.flush(FLUSH_S)
+
+    critical = error
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self.queue.close(FLUSH_S)
+        self._sinks.close()
 
 
-def configure(service: str, config: LogConfig | None = None, *, form: Form = "auto", withhold: bool = False) -> None:
+_current: _Log | None = None
+
+
+def configure(
+    service: str,
+    config: LogConfig | None = None,
+    *,
+    form: Form = "auto",
+    withhold: bool = False,
+    told: tuple[type[BaseException], ...] = (),
+) -> None:
     """Sends this process's events where `config` says. With `withhold`, tracebacks leave out what could be content.
 
-    stderr is readable if it is a terminal and JSON if not, unless `form` says which.
+    `told` are kinds of exceptions whose messages stay. stderr is readable if it is a terminal and JSON if not, unless
+    `form` says which.
     """
-    sinks = _Sinks(service, config or LogConfig(), form, withhold)
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = log = _Log(service, config or LogConfig(), form, withhold, told)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, sinks.complete],
-        wrapper_class=structlog.make_filtering_bound_logger(sinks.level),
-        logger_factory=lambda *names: sinks,
+        processors=[structlog.contextvars.merge_contextvars, log.complete],
+        wrapper_class=structlog.make_filtering_bound_logger(log.level),
+        logger_factory=lambda *names: log,
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
+
+
+@atexit.register
+def flush() -> None:
+    """Waits until everything that was logged is written, for a moment at most. Before `os._exit`, and at exit."""
+    if _current is not None:
+        _current.queue.flush(FLUSH_S)
+
+
+def wants_debug() -> bool:
+    """Whether debug lines of this process go anywhere."""
+    return _current is not None and _current.level <= logging.DEBUG
+
+
+class DebugLines(Generic[Subject]):
+    """Debug lines of one event, several at a time, for a loop that has no time: it only hands over what they are about.
+
+    `describe` makes the values of each line later, in the log's thread, from a subject that changes no more.
+    """
+
+    def __init__(self, event: str, describe: Callable[[Subject], Iterable[Mapping[str, Any]]]) -> None:
+        self._event = event
+        self._describe = describe
+
+    def write(self, subject: Subject, lines: int = 1) -> None:
+        """Logs the `lines` lines about a subject, as of now."""
+        if _current is not None and _current.level <= LEVELS["debug"]:
+            _current.debug(Entry(time.time_ns(), "debug", self._event, self._describe, subject, lines))

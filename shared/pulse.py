@@ -1,7 +1,8 @@
 """The pulse of a service: a byte a second from its main loop to whoever started it, as long as that loop turns.
 
 Imported by every process. A supervisor that hears nothing for long knows that the process is stopped or stuck, which
-its being alive does not tell. A process that nobody listens to has no pipe, and then a beat does nothing.
+its being alive does not tell. A process that nobody listens to has no pipe, and then a beat does nothing. Says, too,
+for how long other threads may keep that loop from the interpreter.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import os
 
 BEAT_S = 1.0
 """At most one byte in so many seconds, however often a loop turns."""
+SWITCH_INTERVAL_S = 0.0005
+"""For `sys.setswitchinterval` in each service. With Python's own 5 ms a loop that wakes while another thread renders
+metrics waits as long, after each system call; docs/log.md, 2026-11-30, has what that cost."""
 
 
 class Pulse:

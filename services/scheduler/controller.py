@@ -20,7 +20,7 @@ EARNED = 0.01
 SAVED_AT_MOST = 8.0
 """Old gains fund no long run of losses."""
 WORST = 10.0
-"""Most that one round can cost its lanes: a hiccup of the machine must not end a request's drafting."""
+"""Most that a round can cost its lanes, in width-one rounds: the first of its width may meet a pause of the machine."""
 SECOND_LOOK = 50
 """Each so many drafting rounds one goes a row further, so that a width once measured badly is measured again."""
 
@@ -121,8 +121,9 @@ class AdaptiveWidth:
             return
         # A device with padded graphs spends the width also where lanes declined their copies; its clock says so.
         allowed = sum(lane.ceiling - 1 for lane in lanes)
-        extra = nanoseconds / self.costs.base(batch, len(lanes)) - 1.0 if width > 1 else 0.0
-        extra = min(max(extra, 0.0), WORST)
+        # What such rounds cost, not what this one took: a pause of the machine is nobody's debt.
+        price = self.costs.price(batch, width, len(lanes))
+        extra = min(max(price.at(rows) / price.base - 1.0, 0.0), WORST)
         for lane in lanes:
             spent = extra * (lane.ceiling - 1) / allowed if allowed else 0.0
             gained = (lane.emitted - 1) / len(lanes)

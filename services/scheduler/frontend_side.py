@@ -14,6 +14,7 @@ import structlog
 from services.scheduler.acknowledgements import Acknowledgements
 from services.scheduler.completions import Delivery
 from services.scheduler.frontend_table import FrontendTable
+from services.scheduler.progress import Progress
 from services.scheduler.requests import Leaving, Phase, Request, RequestKey
 from services.scheduler.roster import Roster
 from services.scheduler.tallies import Tallies
@@ -53,6 +54,8 @@ class FrontendSide:
         server: Server[FromFrontend],
         roster: Roster,
         tallies: Tallies,
+        timing: Timing,
+        progress: Progress,
         instance: int,
         incarnation: int,
         digest: str,
@@ -61,7 +64,8 @@ class FrontendSide:
         self._server = server
         self._roster = roster
         self._tallies = tallies
-        self._timing = Timing(tallies)
+        self._timing = timing
+        self._progress = progress
         self._acknowledgements = Acknowledgements(roster, tallies)
         self._table = FrontendTable()
         self._instance = instance
@@ -133,7 +137,7 @@ class FrontendSide:
                     self._acknowledgements.stopped(request, message.visible)
                     if not over:
                         self._timing.finished(request, now)
-                        self._log.info("request.finished", request=message.request, reason="stop string")
+                        self._progress.finished(request, "stop", request.acknowledged, now)
             case Cancel():
                 request = self._roster.requests.get(RequestKey(message.instance, message.request))
                 if request is not None:
@@ -173,16 +177,20 @@ class FrontendSide:
             waiting=len(self._roster.waiting),
         )
 
-    def _cancel(self, request: Request, reason: str) -> None:
+    def _cancel(self, request: Request, reason: str) -> bool:
+        """True if the request was not over, and nobody had cancelled it."""
         over = request.phase is Phase.FINISHED or request.finish
-        if not over and not (request.phase is Phase.STOPPING and request.leaving is Leaving.FORGET):
+        running = not over and not (request.phase is Phase.STOPPING and request.leaving is Leaving.FORGET)
+        if running:
             self._tallies.finished["cancelled"] += 1
             self._log.info("request.cancelled", request=request.key.request, reason=reason)
         self._roster.stop(request, Leaving.FORGET)
+        return running
 
-    def _cancel_all(self, frontend: int) -> None:
-        for request in [r for r in self._roster.requests.values() if r.key.frontend == frontend]:
-            self._cancel(request, "the frontend is gone")
+    def _cancel_all(self, frontend: int) -> int:
+        """Ends a frontend's requests, and returns how many were running or waiting."""
+        own = [r for r in self._roster.requests.values() if r.key.frontend == frontend]
+        return sum(self._cancel(request, "the frontend is gone") for request in own)
 
     def _failed(self, key: RequestKey, error: RequestError) -> None:
         self._tallies.failed[error.code] += 1
@@ -203,9 +211,12 @@ class FrontendSide:
         except Unroutable as error:
             instance = self._table.instance_of(peer)
             if instance is not None:
-                self._log.warning("frontend.lost", frontend=instance, reason=str(error))
                 self._table.forget(instance)
-                self._cancel_all(instance)
+                lost = self._cancel_all(instance)
+                if lost:
+                    self._log.warning("frontend.lost", frontend=instance, requests=lost, reason=str(error))
+                else:  # as one that has drained leaves
+                    self._log.info("frontend.left", frontend=instance, reason=str(error))
 
     def _status(self) -> Status:
         return Status(

@@ -51,16 +51,23 @@ class Loop:
         run = RunDirectory(config.run_dir).ensure()
         self._frontend_server: Server[FromFrontend] = Server(self._context, run.frontends, FROM_FRONTEND)
         self._worker_server: Server[FromWorker] = Server(self._context, run.workers, FROM_WORKER)
+        self._timing = Timing(tallies)
+        self._progress = Progress()
         self._frontends = FrontendSide(
-            self._frontend_server, opened.roster, tallies, instance, opened.incarnation, opened.digest
+            self._frontend_server,
+            opened.roster,
+            tallies,
+            self._timing,
+            self._progress,
+            instance,
+            opened.incarnation,
+            opened.digest,
         )
         self._device = DeviceSide(self._worker_server, opened, tallies, instance)
         self._stops = 0
         self._deadline: float | None = None
         self._status_due = 0.0
         self._probe_until = 0.0
-        self._progress = Progress()
-        self._timing = Timing(tallies)
         self._log = structlog.get_logger()
 
     def stop(self) -> None:

@@ -1,19 +1,22 @@
 """What the log tells of requests on their way: admitted, prefilled, each round, finished. Called by the loop.
 
 Counts, names and times since the request came, in seconds; never a token. The loop calls after the next round was
-queued and the tokens were sent, so that nobody waits for a line.
+queued and the tokens were sent, so that nobody waits for a line. Those of a round are made in the log's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any
 
 import structlog
 
-from services.scheduler.completions import Delivery
 from services.scheduler.device_side import Admission, Round
+from services.scheduler.requests import Request
 from shared.frames import Source
+from shared.logs import DebugLines
+from shared.messages.frontend import Finish
 
 
 class Progress:
@@ -21,6 +24,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._log = structlog.get_logger().bind()  # once, not in each call
+        self._rounds = DebugLines("request.round", _told)
 
     def admissions(self, admitted: list[Admission], now: float) -> None:
         """Tells of admissions and empties their list."""
@@ -39,35 +43,48 @@ class Progress:
         """Tells what completed rounds did to their requests."""
         for completed in rounds:
             for delivery in completed.deliveries:
-                self._round(delivery, completed.sequence, now)
+                if delivery.delta.start == 0:
+                    self._prefilled(delivery.request, now)
+            self._rounds.write(completed, len(completed.deliveries))
+            for delivery in completed.deliveries:
+                if delivery.delta.finish:
+                    request = delivery.request
+                    self.finished(request, delivery.delta.finish, request.generated, now)
 
-    def _round(self, delivery: Delivery, sequence: int, now: float) -> None:
-        request, delta, record = delivery.request, delivery.delta, delivery.record
-        seconds = round(now - request.arrived, 4)
-        if delta.start == 0:
-            self._log.info(
-                "request.prefilled", request=delta.request, prompt_tokens=request.prompt_length, seconds=seconds
-            )
-        self._log.debug(
-            "request.round",
-            request=delta.request,
-            sequence=sequence,
-            width=record.width,
-            offered=record.offered,
-            accepted=record.accepted,
-            emitted=len(record.tokens),
-            sources=source_names(int(record.sources)),
+    def finished(self, request: Request, reason: Finish, output_tokens: int, now: float) -> None:
+        """Tells that a request has all its output; `reason` as in the metrics. Drafts are those of all its rounds."""
+        self._log.info(
+            "request.finished",
+            request=request.key.request,
+            reason=reason,
+            output_tokens=output_tokens,
+            offered=request.counts.offered,
+            accepted=request.counts.accepted,
+            seconds=round(now - request.arrived, 4),
         )
-        if delta.finish:
-            self._log.info(
-                "request.finished",
-                request=delta.request,
-                reason=delta.finish,
-                output_tokens=request.generated,
-                offered=request.counts.offered,
-                accepted=request.counts.accepted,
-                seconds=seconds,
-            )
+
+    def _prefilled(self, request: Request, now: float) -> None:
+        self._log.info(
+            "request.prefilled",
+            request=request.key.request,
+            prompt_tokens=request.prompt_length,
+            seconds=round(now - request.arrived, 4),
+        )
+
+
+def _told(completed: Round) -> Iterator[dict[str, Any]]:
+    """What a round did to each of its requests, from what no longer changes: runs in the log's thread."""
+    for delivery in completed.deliveries:
+        record = delivery.record
+        yield {
+            "request": delivery.delta.request,
+            "sequence": completed.sequence,
+            "width": record.width,
+            "offered": record.offered,
+            "accepted": record.accepted,
+            "emitted": len(record.tokens),
+            "sources": source_names(int(record.sources)),
+        }
 
 
 _NAMES = {int(source): str(source.name).lower() for source in Source}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -19,10 +20,12 @@ from shared import regions
 from shared.channel import RunDirectory
 from shared.messages.common import new_instance
 from shared.metrics_listener import served
+from shared.pulse import SWITCH_INTERVAL_S
 
 
 def run(config: SchedulerConfig) -> int:
     """Serves until SIGTERM or SIGINT and the drain after it; returns the exit code. Raises `ProcessError` at start."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     regions.sweep()
     claim = RunDirectory(config.run_dir).ensure().claim()
     try:

@@ -17,6 +17,7 @@ from services.scheduler.rounds import Plan
 from shared.channel import Server
 from shared.errors import RegionError, Unroutable
 from shared.frames import FRAMES, PlanFrame, completion_frame, completion_layout, plan_frame, plan_layout
+from shared.logs import wants_debug
 from shared.manifest import ABI, Manifest, largest_chunk
 from shared.messages.scheduler import Attached, FromWorker, WorkerHello
 from shared.messages.worker import Attach, Drain, Replay
@@ -53,6 +54,8 @@ class WorkerLink:
         self._suspected: float | None = None
         self._regions: tuple[Region, Region] | None = None
         self._plans: list[PlanFrame] = []
+        self._tells = wants_debug()
+        """Whether rounds name their requests, which costs a little and serves only the logs."""
         self._log = structlog.get_logger()
 
     def knows(self, peer: bytes, instance: int) -> bool:
@@ -96,7 +99,7 @@ class WorkerLink:
         """Writes the frame of the next round, sends its `Replay`, returns its number. Raises `Unroutable`."""
         sequence = self.sequence
         write(self._plans[sequence % FRAMES], sequence, plan)
-        requests = tuple(request.key.request for request in plan.requests)
+        requests = tuple(request.key.request for request in plan.requests) if self._tells else ()
         replay = Replay(instance=self._instance, sequence=sequence, graph=plan.graph.index, requests=requests)
         self._server.send(self._peer, replay)
         self.sequence += 1

@@ -1,16 +1,16 @@
 """A debug line for every replayed round, from the polling thread, once the scheduler knows of the round.
 
-The launch thread knows no requests and writes no lines: it must not wait for a file.
+The launch thread knows no requests and logs nothing. Values are put into words by the log's own thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-
-import structlog
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from services.worker.replay import Finished, Outcome
+from shared.logs import DebugLines
 from shared.manifest import Manifest
 
 _MILLI = 1e-6
@@ -22,7 +22,7 @@ class RoundLog:
     def __init__(self, manifest: Manifest) -> None:
         self._graphs = manifest.graphs
         self._submitted: deque[tuple[str, ...]] = deque()
-        self._log = structlog.get_logger().bind()  # once, not in each call
+        self._lines = DebugLines("round.replayed", self._told)
 
     def submitted(self, requests: tuple[str, ...]) -> None:
         """A round of these requests was handed to the launch thread."""
@@ -31,16 +31,18 @@ class RoundLog:
     def write(self, outcomes: Iterable[Outcome]) -> None:
         """Tells of the rounds among outcomes, times in milliseconds."""
         for outcome in outcomes:
-            if not isinstance(outcome, Finished):
-                continue
-            graph = self._graphs[outcome.graph]
-            self._log.debug(
-                "round.replayed",
-                sequence=outcome.sequence,
-                kind=graph.kind,
-                batch=graph.batch_capacity,
-                width=graph.token_capacity,
-                device_ms=round(outcome.device_ns * _MILLI, 3),
-                idle_ms=round(outcome.idle_ns * _MILLI, 3),
-                requests=self._submitted.popleft(),
-            )
+            if isinstance(outcome, Finished):
+                self._lines.write((outcome, self._submitted.popleft()))
+
+    def _told(self, subject: tuple[Finished, tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+        outcome, requests = subject
+        graph = self._graphs[outcome.graph]
+        yield {
+            "sequence": outcome.sequence,
+            "kind": graph.kind,
+            "batch": graph.batch_capacity,
+            "width": graph.token_capacity,
+            "device_ms": round(outcome.device_ns * _MILLI, 3),
+            "idle_ms": round(outcome.idle_ns * _MILLI, 3),
+            "requests": requests,
+        }

@@ -24,18 +24,18 @@ from services.worker.preparation import create_frames, prepare
 from services.worker.recording import Recording
 from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
 from services.worker.round_log import RoundLog
-from shared import regions
+from shared import logs, regions
 from shared.channel import Client, Refused, RunDirectory
 from shared.errors import FlareError, RoundTimeout, Unroutable
+from shared.log_traces import OPERATIONAL, message_of
 from shared.manifest import ABI, read
 from shared.messages.common import Message, new_instance
 from shared.messages.scheduler import Attached, RoundDone, WorkerBeat, WorkerFault, WorkerHello
 from shared.messages.worker import TO_WORKER, Attach, Drain, Replay, ToWorker
 from shared.metrics_listener import served
-from shared.pulse import PULSE
+from shared.pulse import PULSE, SWITCH_INTERVAL_S
 
 BEAT_MS = 200
-SWITCH_INTERVAL_S = 0.0005
 
 
 class Worker:
@@ -97,9 +97,7 @@ class Worker:
         if not self._launch.is_alive():
             self._react(self._launch.outcomes(), None)
             return self._code or 1
-        client = Client(
-            context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER, self._shown.refused
-        )
+        client = Client(context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER, self._shown.refused)
         try:
             self._serve(client)
         finally:
@@ -212,7 +210,8 @@ class Worker:
             self._log.error("worker.failed", code=code, message=str(error))
         else:
             self._log.error("worker.failed", code=code, exc_info=error)
-        self._send(client, WorkerFault(instance=self._instance, code=code, message=str(error)[:2000]))
+        message = message_of(error, withhold=True, told=OPERATIONAL)[:2000]  # the scheduler logs it
+        self._send(client, WorkerFault(instance=self._instance, code=code, message=message))
         self._code = 1
 
     def _send(self, client: Client[ToWorker] | None, message: Message) -> None:
@@ -231,7 +230,9 @@ def run(config: WorkerConfig) -> int:
     regions.sweep()
     worker = Worker(config)
     code = worker.run()
+    structlog.get_logger().info("worker.stopped", code=code)
     if worker.stuck:
         # Nothing waits for that thread, but a library's own cleanup at exit may. Memory and sockets are closed already.
+        logs.flush()
         os._exit(code)
     return code

@@ -14,7 +14,8 @@ class Attach(Message, frozen=True, kw_only=True):
 class Replay(Message, frozen=True, kw_only=True):
     """Replay graph `graph` as round `sequence`; its plan lies in plan frame `sequence & 1`.
 
-    `requests` are the ids of the requests in the round, for the worker's log alone.
+    `requests` are the ids of the requests in the round, for the worker's log alone; none unless the scheduler
+    logs its rounds too.
     """
 
     sequence: int

@@ -143,6 +143,19 @@ def test_one_hiccup_does_not_price_a_width_out() -> None:
     assert costs.base(1, 1) < 1_300_000
 
 
+@pytest.mark.parametrize("cost", [padded(0.1), linear(0.2)])
+def test_a_pause_of_the_machine_does_not_end_a_requests_drafting(cost: Cost) -> None:
+    rounds = iter(range(100))
+
+    def paused(lanes: int, width: int, rows: int) -> float:
+        """The fortieth round takes as long as two hundred. `play` asks a second time for the width-one round."""
+        spent = cost(lanes, width, rows)
+        return spent * 200 if width > 1 and next(rounds) == 40 else spent
+
+    _, _, widths = play(paused, lambda turn, lane: 7, 1, 90)
+    assert min(widths[46:]) >= 7
+
+
 def test_fixed_width_is_the_full_width() -> None:
     policy = FixedWidth()
     offers = [LaneOffer(Drafting(Survival()), Kind.LEARNED, drafts) for drafts in (0, 3, 7)]

@@ -8,6 +8,7 @@ import time
 
 import msgspec
 import zmq
+from structlog.testing import capture_logs
 
 from shared.channel import RunDirectory
 from shared.frames import FRAMES
@@ -232,3 +233,23 @@ def test_a_thousand_rubbish_frames_disturb_nobody(serve: Serve) -> None:
     assert frontend.output["a"] == output(mixing, [20] * 30, 200)
     assert frontend.output["b"] == output(mixing, [20] * 30, 50)
     assert served.loop.gauges().refused > 500
+
+
+def test_a_frontend_that_leaves_nothing_behind_is_no_fault(serve: Serve) -> None:
+    """As after its drain; one that takes running requests along is."""
+    with capture_logs() as events:
+        served = serve(manifest())
+        served.worker(mixing, round_s=0.01)
+        idle, busy, stays = (served.frontend() for _ in range(3))
+        for frontend in (idle, busy, stays):
+            frontend.wait(lambda: ready(served))
+        idle.submit("over", [20] * 30, 3)
+        idle.wait_over("over")
+        busy.submit("runs", [20] * 30, 300)
+        busy.wait(lambda: "runs" in busy.output)
+        for frontend in (idle, busy):
+            frontend.close()
+        stays.wait(lambda: len([e for e in events if e["event"] in ("frontend.left", "frontend.lost")]) == 2)
+    told = {e["event"]: (e["log_level"], e["frontend"]) for e in events if e["event"].startswith("frontend.l")}
+    assert told == {"frontend.left": ("info", idle.instance), "frontend.lost": ("warning", busy.instance)}
+    assert next(e["requests"] for e in events if e["event"] == "frontend.lost") == 1

@@ -6,7 +6,12 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import stat
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +19,14 @@ from typing import Any
 import pytest
 import structlog
 
-from shared import logs
+from shared import log_queue, logs
 from shared.errors import ContractBreach, InvalidRequest, ProcessError
+from shared.log_config import LogConfig
 from shared.log_file import LogFile
 from shared.log_lines import encode, readable
-from shared.log_traces import WITHHELD, message_of, trace
-from shared.logs import LogConfig
+from shared.log_traces import OPERATIONAL, WITHHELD, message_of, trace
+from shared.logs import DebugLines
+from tests.fixtures.harness import wait_until
 
 SECRET = "what a user wrote"
 HOSTILE = "a\nb\r\x1b[31mred\x9b2J\u202e\x7f\u2028 end\ud800"
@@ -33,6 +40,7 @@ def _unconfigured() -> Iterator[None]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
+    logs.flush()
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
@@ -43,7 +51,7 @@ def test_an_event_goes_to_the_file_and_to_stderr(tmp_path: Path, capsys: pytest.
     with structlog.contextvars.bound_contextvars(request="bound"):
         log.warning("request.preempted")
     path = tmp_path / "made" / "here" / "scheduler.log"
-    found = lines(path)
+    found = lines(path.with_name("scheduler.debug.log")) + lines(path)
     assert [(line["event"], line["level"], line["request"]) for line in found] == [
         ("request.round", "debug", "r"),
         ("request.preempted", "warning", "bound"),
@@ -106,6 +114,8 @@ def test_an_exception_of_a_library_may_hold_content_and_ours_does_not() -> None:
     assert f"ValueError: {WITHHELD}" in told
     assert "test_logs.py" in told
     assert SECRET in whole
+    assert message_of(RuntimeError("CUDA error"), withhold=True, told=OPERATIONAL) == "CUDA error"
+    assert message_of(KeyError(SECRET), withhold=True, told=OPERATIONAL) == WITHHELD
     assert message_of(InvalidRequest(f"unknown field '{SECRET}'"), withhold=True) == WITHHELD
     assert message_of(FileNotFoundError(2, "No such file", SECRET), withhold=True) == "No such file"
 
@@ -181,6 +191,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(capsys: pytest.CaptureFixture[
     logs.configure("worker", LogConfig(log_dir=tmp_path))
     log = structlog.get_logger()
     log.info("before")
+    logs.flush()
 
     def full(descriptor: int, data: bytes) -> int:
         if data.endswith(b"}\n"):
@@ -192,8 +203,11 @@ def test_a_full_disk_costs_lines_and_nothing_else(capsys: pytest.CaptureFixture[
         patched.setattr("shared.log_file.os.write", full)
         patched.setattr("shared.log_file.RETRY_S", 0.0)
         log.info("lost")
+        logs.flush()
         log.info("lost too")
+        logs.flush()
     log.info("after")
+    logs.flush()
     events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
     assert events.count("log.unwritable") == 1
     assert {"lost", "lost too", "after"} <= set(events)
@@ -203,6 +217,7 @@ def test_a_folder_that_cannot_be_made_leaves_the_terminal(tmp_path: Path, capsys
     (tmp_path / "file").touch()
     logs.configure("worker", LogConfig(log_dir=tmp_path / "file" / "logs"))
     structlog.get_logger().info("goes.on")
+    logs.flush()
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == [
         "log.unwritable",
         "goes.on",
@@ -226,3 +241,140 @@ def test_two_processes_share_a_file_across_rotations(tmp_path: Path) -> None:
     found = [line for path in tmp_path.iterdir() for line in path.read_bytes().splitlines()]
     assert sorted(found) == sorted(b"%d %090d" % (name, number) for name in (1, 2) for number in range(1000))
     assert len(list(tmp_path.iterdir())) > 5
+
+
+def _described(numbers: range) -> Iterator[dict[str, Any]]:
+    for number in numbers:
+        yield {"request": HOSTILE, "number": number}
+
+
+def test_many_debug_lines_come_from_one_call_and_push_out_no_others(tmp_path: Path) -> None:
+    logs.configure("scheduler", LogConfig(log_dir=tmp_path, log_max_bytes=8192, log_files=2))
+    structlog.get_logger().info("keep.me")
+    for _ in range(20):
+        DebugLines("request.round", _described).write(range(64), 64)
+        logs.flush()
+    assert [line["event"] for line in lines(tmp_path / "scheduler.log")] == ["keep.me"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "scheduler.log",
+        "scheduler.debug.log",
+        "scheduler.debug.log.1",
+    }
+    found = lines(tmp_path / "scheduler.debug.log.1") + lines(tmp_path / "scheduler.debug.log")
+    assert {line["event"] for line in found} == {"request.round"}
+    assert {line["request"] for line in found} == {HOSTILE}
+    numbers = [line["number"] for line in found]
+    assert numbers == [number % 64 for number in range(numbers[0], numbers[0] + len(numbers))]
+
+
+@pytest.mark.parametrize(("level", "wanted"), [("debug", True), ("info", False)])
+def test_debug_lines_cost_nothing_unless_somebody_wants_them(tmp_path: Path, level: str, wanted: bool) -> None:
+    logs.configure("scheduler", LogConfig(log_dir=tmp_path, log_file_level=level))
+    asked: list[int] = []
+
+    def described(number: int) -> list[dict[str, int]]:
+        asked.append(number)
+        return [{"number": number}]
+
+    DebugLines("request.round", described).write(1)
+    logs.flush()
+    assert bool(asked) is logs.wants_debug() is wanted
+
+
+def test_a_value_is_logged_as_it_was(tmp_path: Path) -> None:
+    logs.configure("worker", LogConfig(log_dir=tmp_path))
+    value = [1, 2]
+    structlog.get_logger().info("said", value=value, odd={"a": 1 << 70}, where=Path("/x"))
+    value.append(3)
+    [line] = lines(tmp_path / "worker.log")
+    assert (line["value"], line["where"]) == ([1, 2], "/x")
+    assert str(1 << 70) in line["odd"]
+
+
+def test_what_a_full_queue_loses_is_told_and_debug_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log_queue, "MOST", 20)
+    monkeypatch.setattr(log_queue, "MOST_DEBUG", 10)
+    logs.configure("worker", LogConfig(log_dir=tmp_path))
+    hung = threading.Event()
+
+    def hang(numbers: range) -> Iterator[dict[str, Any]]:
+        hung.set()
+        assert released.wait(30)
+        return _described(numbers)
+
+    released = threading.Event()
+    DebugLines("first", hang).write(range(1))
+    assert hung.wait(30)
+    for _ in range(13):
+        DebugLines("request.round", _described).write(range(4), 4)
+    for number in range(12):
+        structlog.get_logger().info("kept", number=number)
+    released.set()
+    found = lines(tmp_path / "worker.log")
+    wait_until(lambda: "log.dropped" in (tmp_path / "worker.log").read_text(), 10, "it is told")
+    *found, dropped = lines(tmp_path / "worker.log")
+    assert [line["number"] for line in found] == list(range(10))
+    assert (dropped["event"], dropped["level"], dropped["lines"]) == ("log.dropped", "warning", 3 * 4 + 2)
+    assert len(lines(tmp_path / "worker.debug.log")) == 1 + 10 * 4
+    assert "log.dropped" in capsys.readouterr().err
+
+
+def test_an_event_that_cannot_be_made_ends_no_others(tmp_path: Path) -> None:
+    logs.configure("worker", LogConfig(log_dir=tmp_path))
+
+    def fail(number: int) -> list[dict[str, Any]]:
+        raise ValueError(number)
+
+    DebugLines("bad", fail).write(1)
+    structlog.get_logger().info("good")
+    wait_until(lambda: len(lines(tmp_path / "worker.log")) == 2, 10, "both lines")
+    assert [line["event"] for line in lines(tmp_path / "worker.log")] == ["good", "log.dropped"]
+
+
+ENDING = """
+import os, signal, structlog, sys
+from pathlib import Path
+from shared import logs
+logs.configure("worker", logs.LogConfig(log_dir=Path(sys.argv[1])))
+log = structlog.get_logger()
+for number in range(100):
+    log.info("line", number=number)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(3)", 3),
+        ("1 / 0", 1),
+        ("log.error('bad'); os._exit(4)", 4),
+        ("log.error('bad'); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import time; time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_however_a_process_ends_its_lines_are_written(tmp_path: Path, ending: str, code: int) -> None:
+    done = subprocess.run(
+        (sys.executable, "-c", ENDING.format(ending), str(tmp_path)), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    found = [line["number"] for line in lines(tmp_path / "worker.log") if line["event"] == "line"]
+    assert found == list(range(100))
+
+
+def test_a_disk_that_hangs_makes_nobody_wait_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FLUSH_S", 0.2)
+    logs.configure("worker", LogConfig(log_dir=tmp_path))
+    hung = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr("shared.log_file.os.write", lambda descriptor, data: hung.wait(60) and len(data))
+        structlog.get_logger().error("waits")
+        started = time.monotonic()
+        for _ in range(200):
+            structlog.get_logger().error("goes.on")
+        assert time.monotonic() - started < 20, "not 200 times 0.2 s"
+        hung.set()
+    wait_until(lambda: "goes.on" in (tmp_path / "worker.log").read_text(), 10, "it is written once it can be")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared import exposition as shown
 from shared import metrics
 from shared.exposition import Exposition, histogram, number, table
 from shared.histogram import Histogram
@@ -118,7 +123,8 @@ def test_a_histogram_counts_like_a_sorted_list() -> None:
     assert found.total == pytest.approx(sum(values))
 
 
-def test_what_is_exposed_has_the_model_its_meaning_and_the_readiness() -> None:
+def test_what_is_exposed_has_the_model_its_meaning_and_the_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "FRESH_S", 0.0)
     values = Histogram(metrics.ROUND_BOUNDS)
     values.observe(0.003)
     shape = ("decode", "4", "1")
@@ -146,6 +152,25 @@ def test_what_is_exposed_has_the_model_its_meaning_and_the_readiness() -> None:
     assert families[metrics.PROCESS_MEMORY].samples[0].value > 1 << 20
     reason = "no worker is attached"
     assert f'{metrics.READY}{{model_name="a \\"model\\"\\nname\\\\"}} 0.0' in exposition.render().decode()
+
+
+def test_sixteen_that_scrape_at_once_cost_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "FRESH_S", 3600.0)
+    rendered: list[float] = []
+
+    def collect() -> Iterator[Metric]:
+        rendered.append(time.monotonic())
+        time.sleep(0.05)
+        yield number(metrics.REQUESTS_RUNNING, len(rendered))
+
+    exposition = Exposition(collect, ready=lambda: "", model=lambda: "m", alive=lambda: "")
+    with ThreadPoolExecutor(16) as pool:
+        texts = set(pool.map(lambda _: exposition.render(), range(16)))
+    assert len(texts) == len(rendered) == 1
+    monkeypatch.setattr(shown, "FRESH_S", 0.0)
+    exposition._last.until = time.monotonic()
+    assert exposition.render() not in texts, "a text that is not fresh any more serves nobody"
+    assert len(rendered) == 2
 
 
 def test_the_documented_table_is_complete_and_true() -> None:
