@@ -15,7 +15,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.frontend.api.errors import NOT_HTTP
+from services.frontend.api.errors import HEADERS_TOO_LARGE, NOT_HTTP
 from services.frontend.api.stream import ABORT
 
 HEADER_TIMEOUT_S = 15.0
@@ -26,6 +26,10 @@ LINGER_BYTES = 4 << 20
 connection, and the client might lose the answer."""
 MAXIMUM_PIPELINED = 64
 PIPELINED_BODY_BYTES = 64 << 10
+
+
+class _HeadersTooLarge(Exception):
+    """Ends the parsing of a request."""
 
 
 class _Transport(asyncio.Transport):
@@ -105,8 +109,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unparsed = len(data)
         self._data = data
         super().data_received(data)
+        self._data = b""
         if self._deadline is not None and not self._lingering and self._unparsed > MAXIMUM_HEADER_BYTES:
-            self.transport.abort()
+            self._refuse("431 Request Header Fields Too Large", HEADERS_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -116,6 +121,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._offers_upgrade():
             return  # it comes again, without the offer
         self._disarm()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAXIMUM_HEADER_BYTES:
+            raise _HeadersTooLarge  # they came in one piece
         waiting = len(self.pipeline)
         super().on_headers_complete()
         if len(self.pipeline) > waiting:
@@ -147,13 +154,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self.linger()
 
     def send_400_response(self, msg: str) -> None:
+        error = sys.exception()
+        if error is not None and isinstance(error.__context__, _HeadersTooLarge):
+            self._refuse("431 Request Header Fields Too Large", HEADERS_TOO_LARGE)
+        else:
+            self._refuse("400 Bad Request", NOT_HTTP)
+
+    def _refuse(self, status: str, body: bytes) -> None:
+        """Answers what no application sees, and closes."""
         served = self._served
         if served is not None and served.response_started and not served.response_complete:
             self.transport.abort()  # an error in the midst of another answer would be taken for a part of it
             return
         self._broken = True
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(NOT_HTTP)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + NOT_HTTP)
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
     def body_is_coming(self) -> bool:

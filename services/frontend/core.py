@@ -16,7 +16,7 @@ from services.frontend.template import Message, read_settings, read_template, sp
 from services.frontend.tokenization import Tokenization, read_tokenization
 from services.frontend.vocabulary import Vocabulary
 from shared import manifest
-from shared.errors import InvalidRequest, ProcessError
+from shared.errors import InvalidRequest, ModelNotFound, ProcessError
 from shared.manifest import Manifest
 
 
@@ -43,6 +43,12 @@ class Core:
     def context(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self.manifest.geometry.context_length
+
+    def check_model(self, name: str | None) -> None:
+        """Whether the model that a request names, if any, is this one. Raises `ModelNotFound`, without the name."""
+        if name is not None and name != self.model:
+            reason = f"the model that was asked for is not served here; this server serves {self.model}"
+            raise ModelNotFound(reason, param="model")
 
     def encode_chat(
         self,

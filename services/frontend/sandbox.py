@@ -26,6 +26,10 @@ RENDER_SECONDS = 10.0
 LARGEST_PRODUCT = 1 << 20
 """Items or characters of a string or list that `*` may make, and bits of a number."""
 
+_TOO_LONG, _TOO_LARGE = "it takes too long", "it makes too large a value"
+SAYINGS = (_TOO_LONG, _TOO_LARGE, "no reason given")
+"""What an error of the sandbox itself may say."""
+
 _running = threading.local()
 _ESCAPED = re.compile("[^\x00-\x7f\ufdd0-\ufdef]")
 
@@ -65,7 +69,7 @@ def timed() -> Iterator[None]:
 
 def _in_time() -> None:
     if time.monotonic() > getattr(_running, "deadline", float("inf")):
-        raise SecurityError("it takes too long")
+        raise SecurityError(_TOO_LONG)
 
 
 def _size(value: Any) -> int:
@@ -96,7 +100,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`*` and `**` with a bound on what they make."""
         if _made(operator, left, right) > LARGEST_PRODUCT:
-            raise SecurityError("it makes too large a value")
+            raise SecurityError(_TOO_LARGE)
         return super().call_binop(context, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from services.frontend.state import FrontendState
 from shared.errors import FlareError
 from shared.log_traces import message_of
 from shared.metrics_listener import served
-from shared.pulse import BEAT_S, PULSE
+from shared.pulse import BEAT_S, PULSE, SWITCH_INTERVAL_S
 
 THREADS = 2
 DRAIN_POLL_S = 0.05
@@ -66,13 +67,14 @@ class Frontend:
         loop.set_exception_handler(self._note_fault)
         link = SchedulerLink(context, self.config.sockets.frontends, self.config.scheduler_timeout)
         state = FrontendState(link, self.config.ready_timeout, self.config.keep_alive, self.config.log_content)
+        exposition = expose(state)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="encode")
-        listener = make_listener(make_app(state, threads, self.config))
+        listener = make_listener(make_app(state, exposition, threads, self.config))
         shown = ExitStack()
         try:
             config = self.config
             shown.enter_context(
-                served(expose(state), "frontend", config.metrics_host, config.metrics_port, config.run_dir)
+                served(exposition, "frontend", config.metrics_host, config.metrics_port, config.run_dir)
             )
             async with asyncio.TaskGroup() as tasks:
                 ticking = (tasks.create_task(link.tick()), tasks.create_task(_beat()))
@@ -182,6 +184,7 @@ def run(config: FrontendConfig, started: Callable[[Frontend], None] | None = Non
     `started` is called on the event loop once the port is bound: outside the main thread there are no signals, and
     its `Frontend.stop` is how to end the service.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     forward_logs()
     try:
         config.sockets.ensure()

@@ -1,11 +1,13 @@
 """The checkpoint's chat template, compiled once, and what a client may tell it. Frontend process, worker thread.
 
-Each error of a template costs one request; its message is the client's to read, its source is not (cases.md, B29).
+Each error of a template costs one request; what its author says there is the client's to read, the source is not, and
+no text of a client comes back in it (cases.md, B29).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import orjson
 from jinja2 import Template, TemplateError, nodes
 from jinja2.meta import find_undeclared_variables
 
-from services.frontend.sandbox import Sandbox, timed
+from services.frontend.sandbox import SAYINGS, Sandbox, timed
 from shared.errors import InvalidRequest, ProcessError
 
 Message = dict[str, str]
@@ -26,8 +28,9 @@ RENDERED_MINIMUM = 1 << 20
 LONGEST_OPTION = 256
 _LARGEST_OPTION = 1 << 53
 _LONGEST_REASON = 2000
-_QUOTED = 8
-"""A client's text of so many characters is taken out of an error message."""
+_SHORTEST_SAYING = 2
+_PLACE = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]|\{[^{}]*\}")
+"""Where a format puts something."""
 _OURS = frozenset(
     {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
 )
@@ -38,15 +41,27 @@ _BROKEN = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, 
 """Templates index, concatenate and recurse freely; what they cannot take is the conversation, not the server."""
 
 
-def _told(error: TemplateError, turns: Sequence[Message]) -> str:
-    """The template's own message, without text of the client."""
-    message = error.message or "no reason given"
+def _sayings(tree: nodes.Template) -> tuple[str, ...]:
+    """What the template's author wrote as text, longest first; texts to be formatted fall into their pieces."""
+    written = {c.value for c in tree.find_all(nodes.Const) if isinstance(c.value, str)} | set(SAYINGS)
+    pieces = {piece for text in written for piece in _PLACE.split(text) if piece and len(piece) >= _SHORTEST_SAYING}
+    return tuple(sorted(pieces, key=len, reverse=True))
+
+
+def _told(message: str, sayings: Sequence[str]) -> str:
+    """What of an error's message is the template's own; anything else may be a client's text and becomes dots."""
     if len(message) > _LONGEST_REASON:
         return "its reason is too long to tell"
-    texts = {text.strip() for turn in turns for name, text in turn.items() if name != "role"}
-    for text in sorted((text for text in texts if _QUOTED <= len(text) <= len(message)), key=len, reverse=True):
-        message = message.replace(text, "...")
-    return "".join(c if c.isprintable() else " " for c in message[:300])
+    told: list[str] = []
+    place = 0
+    while place < len(message):
+        own = next((saying for saying in sayings if message.startswith(saying, place)), None)
+        if own is None and (not told or told[-1] != "..."):
+            told.append("...")
+        elif own is not None:
+            told.append(own)
+        place += len(own or " ")
+    return "".join(c if c.isprintable() else " " for c in "".join(told)[:300])
 
 
 def _sought(tree: nodes.Template) -> Iterator[str]:
@@ -74,6 +89,7 @@ class ChatTemplate:
             raise ProcessError(f"the core's chat template does not compile: {error}") from error
         self.variables = frozenset(name for name in found - _OURS if not name.endswith("_token"))
         self.sought = frozenset(_sought(tree))
+        self._sayings = _sayings(tree)
         self._special = dict(special)
 
     def options(self, kwargs: Mapping[str, object] | None) -> dict[str, object]:
@@ -123,7 +139,8 @@ class ChatTemplate:
                     if room < 0:
                         raise InvalidRequest("the chat template makes too long a prompt of it", param="messages")
         except TemplateError as error:
-            reason = f"the chat template refuses these messages: {_told(error, turns)}"
+            told = _told(error.message or "no reason given", self._sayings)
+            reason = f"the chat template refuses these messages: {told}"
             raise InvalidRequest(reason, param="messages") from error
         except _BROKEN as error:
             raise InvalidRequest("the chat template cannot render these messages", param="messages") from error

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
@@ -20,6 +20,9 @@ from services.frontend.service import Frontend, run
 from tests.frontend.client import COMPLETIONS, Chat
 from tests.frontend.scripted_scheduler import Script, ScriptedScheduler
 from tests.frontend.small_core import write_core
+
+if TYPE_CHECKING:
+    from tests.frontend.text_cores import Both
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,11 @@ def served(deployment: Deployment) -> Iterator[Deployment]:
     while deployment.scheduler.running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert deployment.scheduler.running == 0, "a request leaked"
+
+
+@pytest.fixture(scope="session")
+def cores(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Both]:
+    """`every_core`, for all tests of prompts."""
+    from tests.frontend.text_cores import every_core  # brings transformers, which the other tests do not need
+
+    return every_core(tmp_path_factory.mktemp("cores"))

@@ -48,6 +48,10 @@ class Script:
     """Sources of the accepted drafts of a round, the last one repeated."""
 
 
+SLOW = Script(tuple(b"hello" * 60), (1,), pause_s=0.02)
+STUCK = Script(tuple(b"hello"), (2,), hang_after=1)
+
+
 @dataclass
 class _Running:
     peer: bytes

@@ -68,6 +68,21 @@ def test_without_a_known_key(guarded: Deployment, headers: dict[str, str]) -> No
     assert not any(key in response.text for key in KEYS)
 
 
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "this server needs an API key: `Authorization: Bearer KEY`"),
+        ({"authorization": "Bearer"}, "this server needs an API key: `Authorization: Bearer KEY`"),
+        ({"authorization": KEYS[0]}, "this server needs an API key: `Authorization: Bearer KEY`"),
+        ({"authorization": f"Basic {KEYS[0]}"}, "this server needs an API key: `Authorization: Bearer KEY`"),
+        (bearer("wrong"), "this API key is not valid"),
+        ({"authorization": "bearer  wrong"}, "this API key is not valid"),
+    ],
+)
+def test_a_wrong_key_is_told_from_none(guarded: Deployment, headers: dict[str, str], message: str) -> None:
+    assert post(guarded, headers).json()["error"]["message"] == message
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/small", "/tokenize", "/detokenize", "/v1/nothing", "/x"])
 def test_all_that_is_not_open_needs_a_key(guarded: Deployment, path: str) -> None:
     """Deny by default, so that a new route is not open because somebody forgot it."""

@@ -48,7 +48,9 @@ def read_until(connection: socket.socket, done: Callable[[bytes], bool]) -> byte
 def test_a_body_of_another_kind(served: Deployment, kind: str) -> None:
     response = served.chat.client.post(PATH, content=b'{"messages": []}', headers={"content-type": kind})
     check_error(response, 415, "unsupported_media_type", None)
-    assert "Content-Type: application/json" in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert "Content-Type: application/json" in message
+    assert ("charset UTF-8" in message) == ("charset" in kind)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
 from services.frontend.api.field_paths import loggable
+from services.frontend.api.surface import OPERATIONS
 from shared import logs
 from shared.logs import LogConfig
 from tests.frontend.conftest import deploy
@@ -44,6 +46,7 @@ def test_a_template_that_fails_over_content_tells_the_client_and_not_the_log(
     with deploy((folder, core[1]), tmp_path / "run") as deployed:
         answer = deployed.chat.post(messages=[{"role": "user", "content": SECRET}])
     assert answer.status_code == 400
+    logs.flush()
     assert "request.refused" in log.read_text()
     assert SECRET not in log.read_text()
     assert SECRET not in capfd.readouterr().err
@@ -58,6 +61,7 @@ def test_prompts_and_answers_are_logged_only_if_asked_for(
         deployed.scheduler.script = Script(tokens=tuple(b"hello there"))
         answer = deployed.chat.post(messages=[{"role": "user", "content": SECRET}], n=2, max_tokens=11)
     assert answer.status_code == 200
+    logs.flush()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     texts = [(line["event"], line["text"]) for line in lines if "text" in line]
     if not asked:
@@ -77,9 +81,22 @@ def test_prompts_and_answers_are_logged_only_if_asked_for(
         ("stream_options.include_usage", "stream_options.include_usage"),
         (SECRET, "?"),
         (f"messages[2].{SECRET}", "messages[2].?"),
+        ("messages[0].content[1].text", "messages[0].content[1].text"),
+        ("prompt[3]", "prompt[3]"),
+        ("tokens[7]", "tokens[7]"),
+        ("return_token_strs", "return_token_strs"),
+        ("mm_processor_kwargs", "mm_processor_kwargs"),
         ("a b\nc", "?"),
         ("[0]", "?"),
     ],
 )
 def test_only_names_of_ours_are_shown_of_a_path(path: str | None, shown: str) -> None:
     assert loggable(path) == shown
+
+
+def test_every_field_of_every_body_may_be_shown() -> None:
+    bodies = [operation.body for operation in OPERATIONS if operation.body]
+    assert len(bodies) >= 4
+    for body in bodies:
+        for field in msgspec.structs.fields(body):
+            assert loggable(field.encode_name) == field.encode_name

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import httpx
 import orjson
 import pytest
 import zmq
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.frontend.exposition import expose
 from services.frontend.link import SchedulerLink
 from services.frontend.state import FrontendState
-from shared import metrics
+from shared import exposition, metrics
 from shared.channel import RunDirectory
 from shared.metrics_address import notice
 from shared.pulse import PULSE
@@ -30,9 +33,11 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture(scope="module")
 def own(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A frontend whose counters no other test moves."""
-    with deploy(core, tmp_path_factory.mktemp("run"), metrics_port=0) as deployment:
-        yield deployment
+    """A frontend whose counters no other test moves, and that renders them anew for each scrape."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exposition, "FRESH_S", 0.0)
+        with deploy(core, tmp_path_factory.mktemp("run"), metrics_port=0) as deployment:
+            yield deployment
 
 
 def scrape(client: httpx.Client, path: str = "/metrics") -> Samples:
@@ -112,6 +117,27 @@ def test_the_metrics_port_and_the_api_port_tell_the_same(own: Deployment) -> Non
         assert other.get("/health").status_code == 200
         assert plain(scrape(other), metrics.READY) == 0
         own.scheduler.tell(True)
+
+
+def test_a_slow_rendering_holds_up_no_stream(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(registry: CollectorRegistry) -> bytes:
+        begun.set()
+        done.wait(10)
+        return generate_latest(registry)
+
+    monkeypatch.setattr(exposition, "generate_latest", slow)
+    own.scheduler.script = Script((*b"ab", END))
+    with ThreadPoolExecutor(8) as pool:
+        scrapes = [pool.submit(own.chat.client.get, "/metrics") for _ in range(8)]
+        try:
+            assert begun.wait(5)
+            assert own.chat.stream().text == "ab"
+            assert not any(answer.done() for answer in scrapes)
+        finally:
+            done.set()
+        assert {answer.result(5).status_code for answer in scrapes} == {200}
 
 
 def test_a_loop_that_stands_still_is_neither_alive_nor_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

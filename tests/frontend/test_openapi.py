@@ -12,7 +12,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
 from services.frontend.api import app as application
+from services.frontend.api.descriptions import DESCRIPTIONS
 from services.frontend.api.openapi import document
+from services.frontend.api.order import COMPLETION_TOKENS
+from services.frontend.api.schema import MAXIMUM_CHOICES, MAXIMUM_STOP_CHARACTERS, MAXIMUM_STOPS
 from services.frontend.api.surface import OPERATIONS
 from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment
@@ -54,6 +57,46 @@ def test_every_served_field_is_described(body: type[msgspec.Struct]) -> None:
     served = {f.encode_name for f in msgspec.structs.fields(body) if f.type is not msgspec.Raw}
     assert set(described["properties"]) == served
     assert described["additionalProperties"] is False
+
+
+def test_every_property_of_requests_and_answers_has_a_description() -> None:
+    """At the property, where viewers look, and not in one of its alternatives."""
+    bare = [
+        f"{name}.{field}"
+        for name, schema in SCHEMAS.items()
+        for field, value in schema.get("properties", {}).items()
+        if not value.get("description", "").endswith(".")
+    ]
+    assert bare == []
+    assert {body.__name__ for body in BODIES} | {"Usage", "SpeculativeDecoding", "TextChoice"} <= set(SCHEMAS)
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS, ids=lambda kind: kind.__name__)
+def test_no_description_is_left_over(kind: type[msgspec.Struct]) -> None:
+    assert set(DESCRIPTIONS[kind]) <= set(kind.__struct_encode_fields__)
+
+
+def test_ranges_stand_at_the_property() -> None:
+    """The alternatives are kinds alone, null among them."""
+    for schema in SCHEMAS.values():
+        for value in schema.get("properties", {}).values():
+            for branch in value.get("anyOf", ()):
+                assert set(branch) <= {"$ref", "type", "items", "additionalProperties"}
+    temperature = SCHEMAS["ChatRequest"]["properties"]["temperature"]
+    assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
+    assert temperature["anyOf"] == [{"type": "number"}, {"type": "null"}]
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        assert "core's generation default" in SCHEMAS["CompletionRequest"]["properties"][name]["description"]
+    budget = SCHEMAS["CompletionRequest"]["properties"]["max_tokens"]["description"]
+    assert f"{COMPLETION_TOKENS} tokens" in budget
+    assert "clipped" in budget
+    assert "until there is a prefix cache" in SCHEMAS["PromptDetails"]["properties"]["cached_tokens"]["description"]
+
+
+def test_numbers_in_descriptions_are_those_that_hold() -> None:
+    properties = SCHEMAS["ChatRequest"]["properties"]
+    assert f"at most {MAXIMUM_CHOICES}" in properties["n"]["description"]
+    assert f"up to {MAXIMUM_STOPS} of at most {MAXIMUM_STOP_CHARACTERS} characters" in properties["stop"]["description"]
 
 
 def test_nothing_that_is_refused_is_offered() -> None:

@@ -78,7 +78,7 @@ def user(content: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "a", "colour": SECRET}]}, "messages[0].colour"),
-        ({"messages": [{"content": "a"}]}, "messages[0]"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
         (user([{"type": "text", "text": "a"}, {"type": "haiku", "text": SECRET}]), "messages[0].content[1].type"),
         (user([5] * 3000), "messages[0].content[0]"),

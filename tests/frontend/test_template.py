@@ -61,3 +61,34 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ProcessError, match="no chat template"):
         read_template(tmp_path)
+
+
+SECRET = "my password is hunter2, do not tell"
+
+
+@pytest.mark.parametrize(
+    ("quoted", "told"),
+    [
+        ("'cannot take: ' ~ content", "cannot take: ..."),
+        ("'cannot take: ' ~ content[:20] ~ ' here'", "cannot take: ... here"),
+        ("'cannot take: ' ~ content.split()[-4]", "cannot take: ..."),
+        ("'cannot take: ' ~ content | upper", "cannot take: ..."),
+        ("'cannot take %s here' % content[12:22]", "cannot take ... here"),
+        ("'cannot take {} here'.format(content)", "cannot take ... here"),
+        ("content", "..."),
+        ("'Roles must alternate'", "Roles must alternate"),
+    ],
+)
+def test_an_error_tells_the_authors_words_and_none_of_the_clients(quoted: str, told: str) -> None:
+    source = "{% set content = messages[0].content %}{{ raise_exception(" + quoted + ") }}"
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source, {}).render([{"role": "user", "content": SECRET}])
+    assert str(caught.value) == f"the chat template refuses these messages: {told}"
+
+
+@pytest.mark.parametrize("looked_up", ["messages[content]", "{'a': 1}[content].b", "(messages | groupby(content))"])
+def test_an_error_of_the_language_does_not_quote_either(looked_up: str) -> None:
+    source = "{% set content = messages[0].content %}{{ " + looked_up + ".more.and_more }}"
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source, {}).render([{"role": "user", "content": SECRET}])
+    assert not any(word in str(caught.value) for word in ("hunter2", "password", "HUNTER2"))

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from shared.messages.scheduler import Submit
+from tests.frontend.child import address, deployed, spawn
 from tests.frontend.conftest import Deployment, wait_ready
-from tests.frontend.scripted_scheduler import ScriptedScheduler
+from tests.frontend.scripted_scheduler import STUCK, ScriptedScheduler
 from tests.frontend.small_core import CONTEXT, END, START, THINK, VOCABULARY, tokens_of
-from tests.frontend.test_faults import STUCK, address, deployed, spawn
 from tests.frontend.test_refusals import SECRET, check_error
 
 MESSAGES = [{"role": "user", "content": "hi <|im_end|>"}, {"role": "assistant", "content": "so"}]

@@ -11,12 +11,16 @@ import orjson
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from recipes.smollm2.demo import demo_checkpoint
+from recipes.smollm2.gguf_file import GgufFile
 from services.frontend.core import Core, load_core
 from services.frontend.vocabulary import byte_alphabet
 from shared import manifest
 from tests.frontend.small_core import MERGES, make_manifest
 
 Turns = list[dict[str, str]]
+Both = tuple[Core, PreTrainedTokenizerFast]
+"""A core, and the reference for its prompts."""
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|a|>b", "<|a|>")
@@ -169,3 +173,30 @@ def controls_in(core: Core, ids: tuple[int, ...]) -> list[int]:
 def every_literal(core: Core) -> Iterator[str]:
     """Every added token that means more than its text."""
     yield from core.tokenization.controls.ids
+
+
+DEMO = "demo"
+ALL = [*[(kind, name) for kind in KINDS for name in TEMPLATES], (DEMO, "own")]
+"""Tokenizer and template of each core of `every_core`."""
+
+
+def every_core(folder: Path) -> dict[tuple[str, str], Both]:
+    """Every kind of tokenizer with every template, and the demo model's own text side; each with its reference."""
+    made: dict[tuple[str, str], Both] = {}
+    for kind, tokenizer in KINDS.items():
+        for name, template in TEMPLATES.items():
+            core = make_core(folder / kind / name, tokenizer(), template)
+            made[kind, name] = core, reference(folder / kind / name)
+    text = GgufFile(demo_checkpoint()).text_side()
+    config = dict(text.tokenizer_config)
+    core = make_core(folder / DEMO, text.tokenizer, str(config.pop("chat_template")), **config)
+    made[DEMO, "own"] = core, reference(folder / DEMO)
+    return made
+
+
+def user(content: str, **more: str) -> dict[str, str]:
+    return {"role": "user", "content": content, **more}
+
+
+def answer(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}

@@ -39,6 +39,19 @@ class OriginRefused(InvalidRequest):
     status = 400
 
 
+def _bearer(headers: Headers) -> tuple[bool, str]:
+    """Whether there is one `Authorization` header and its scheme is Bearer, and the key in it."""
+    given = headers.getlist("authorization")
+    scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    return scheme.lower() == "bearer", key.strip(" ")
+
+
+def _bears_key(headers: Headers) -> bool:
+    """Whether a key came in the right form, be it a known one or not."""
+    bearer, key = _bearer(headers)
+    return bearer and bool(key)
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -56,13 +69,12 @@ class Keys:
 
     def accept(self, headers: Headers) -> bool:
         """Whether the one `Authorization` header bears a known key; takes as long for any key."""
-        given = headers.getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        presented = _digest(key.strip(" ").encode("latin-1"))
+        bearer, key = _bearer(headers)
+        presented = _digest(key.encode("latin-1"))
         known = False
         for digest in self.digests:
             known |= hmac.compare_digest(digest, presented)
-        return known and scheme.lower() == "bearer"
+        return known and bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,9 @@ class KeyGate:
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or self.keys.accept(Headers(scope=scope)):
             await self.app(scope, receive, send)
             return
-        response = refuse(InvalidKey("this server needs an API key: `Authorization: Bearer KEY`"), self.meters)
+        wanted = "this server needs an API key: `Authorization: Bearer KEY`"
+        reason = "this API key is not valid" if _bears_key(Headers(scope=scope)) else wanted
+        response = refuse(InvalidKey(reason), self.meters)
         response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
 

@@ -10,10 +10,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from services.frontend.api.order import Order
 from services.frontend.flight import Chunk, Flight
@@ -35,10 +34,14 @@ class TokenSource(msgspec.Struct):
     """One generated token: the text that it released, and whose draft it was."""
 
     text: str
-    source: Annotated[Origin, Meta(description="Sampled, or an accepted draft: learned, or copied from elsewhere.")]
+    source: Origin
 
 
 Sources = list[TokenSource] | msgspec.UnsetType
+ChoiceT = TypeVar("ChoiceT", bound=msgspec.Struct)
+"""A choice of a chunk, in the endpoint's shape."""
+LogprobsT = TypeVar("LogprobsT", bound=msgspec.Struct)
+"""Its log probabilities."""
 
 
 def finite(logprob: float) -> float:
@@ -57,11 +60,14 @@ def error_frame(payload: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(ABC):
+class Answer(ABC, Generic[ChoiceT, LogprobsT]):
     """Makes the messages of one HTTP request, whose choice i is `flights[i]`.
 
     `draft_tokens` is the most that a round drafts; 0 leaves `metrics` out.
     """
+
+    prefix: ClassVar[str]
+    """Of the answer's id, before the request's."""
 
     request: str
     model: str
@@ -80,12 +86,54 @@ class Answer(ABC):
         """What a stream starts with."""
 
     @abstractmethod
-    def progress(self, index: int, chunk: Chunk) -> bytes:
-        """The events of a chunk of choice `index`; after the last one its finish reason, in an event of its own."""
+    def _chunk(
+        self,
+        choices: list[ChoiceT],
+        usage: Usage | msgspec.UnsetType | None,
+        metrics: Metrics | msgspec.UnsetType = msgspec.UNSET,
+    ) -> msgspec.Struct:
+        """The payload of an event."""
 
     @abstractmethod
+    def _said(self, index: int, chunk: Chunk) -> ChoiceT:
+        """What a chunk adds to choice `index`."""
+
+    @abstractmethod
+    def _ended(self, index: int) -> ChoiceT:
+        """Why choice `index` ended, and nothing else."""
+
+    @abstractmethod
+    def _listed(self, details: Sequence[Detail]) -> LogprobsT:
+        """Log probabilities of generated tokens, in order."""
+
+    @property
+    def id(self) -> str:
+        """The answer's, in all its messages."""
+        return f"{self.prefix}-{self.request}"
+
+    def progress(self, index: int, chunk: Chunk) -> bytes:
+        """The events of a chunk of choice `index`; after the last one its finish reason, in an event of its own.
+
+        With log probabilities or sources the text may be empty.
+        """
+        events = b""
+        if chunk.text or chunk.details:
+            events = self.event(self._said(index, chunk))
+        if chunk.last:
+            events += self.event(self._ended(index))
+        return events
+
     def closing(self) -> bytes:
-        """What a stream ends with, before `[DONE]`: the event with the usage, if wanted."""
+        """What a stream ends with, before `[DONE]`: the event with usage and metrics and no choice, if wanted."""
+        return frame(self._chunk([], self.usage(), self.metrics())) if self.order.include_usage else b""
+
+    def event(self, choice: ChoiceT) -> bytes:
+        """The event of one choice. With include_usage OpenAI sends `usage: null` in all chunks but the last."""
+        return frame(self._chunk([choice], None if self.order.include_usage else msgspec.UNSET))
+
+    def logprobs(self, details: Sequence[Detail]) -> LogprobsT | None:
+        """Log probabilities of generated tokens, if they were asked for."""
+        return self._listed(details) if self.order.sampling.logprobs >= 0 else None
 
     def usage(self) -> Usage:
         """Tokens of all choices; a prompt counts once, however many choices it has."""
@@ -112,3 +160,7 @@ class Answer(ABC):
         if not self.order.token_sources:
             return msgspec.UNSET
         return [TokenSource(detail.text, _ORIGINS.get(detail.source, "sampled")) for detail in details]
+
+
+AnyAnswer = Answer[Any, Any]
+"""Of either endpoint."""

@@ -21,6 +21,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.page import assets as page
 from services.frontend.state import FrontendState
 from shared.errors import RequestError
+from shared.exposition import Exposition
 
 
 def routes(state: FrontendState, threads: ThreadPoolExecutor) -> list[Route]:
@@ -44,7 +45,9 @@ def routes(state: FrontendState, threads: ThreadPoolExecutor) -> list[Route]:
     ]
 
 
-def make_app(state: FrontendState, threads: ThreadPoolExecutor, config: FrontendConfig) -> ASGIApp:
+def make_app(
+    state: FrontendState, exposition: Exposition, threads: ThreadPoolExecutor, config: FrontendConfig
+) -> ASGIApp:
     """The application over one process's state. Paths have no trailing slash, and none is redirected to."""
     app = Starlette(
         routes=routes(state, threads),
@@ -56,4 +59,5 @@ def make_app(state: FrontendState, threads: ThreadPoolExecutor, config: Frontend
     )
     app.router.redirect_slashes = False
     app.state.frontend = state
+    app.state.exposition = exposition
     return Envelope(guarded(app, state.meters, config.api_keys, config.cors_origins))

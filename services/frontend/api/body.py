@@ -52,8 +52,12 @@ def _check_kind(request: Request) -> None:
     kind = ",".join(request.headers.getlist("content-type"))
     charset = _CHARSET.search(kind)
     foreign = charset is not None and charset.group(1).lower() not in ("utf-8", "utf8")
-    if kind and (foreign or _KIND.fullmatch(kind) is None):
+    if kind and _KIND.fullmatch(kind) is None:
         raise UnsupportedMedia("the body must be JSON: send the header `Content-Type: application/json`")
+    if foreign:
+        raise UnsupportedMedia(
+            "the body must be in the charset UTF-8: send `Content-Type: application/json` without another"
+        )
     if any(coding.strip().lower() not in ("", "identity") for coding in request.headers.getlist("content-encoding")):
         raise UnsupportedMedia("the body must not be compressed: send it without a Content-Encoding")
 

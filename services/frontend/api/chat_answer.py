@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.frontend.api.answer import Answer, Sources, finite, frame
+from services.frontend.api.answer import Answer, Sources, finite
 from services.frontend.flight import Chunk
 from services.frontend.generation import Detail
 from services.frontend.usage import Metrics, Usage
@@ -112,8 +112,10 @@ def logprobs(vocabulary: Vocabulary, details: Sequence[Detail]) -> Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAnswer(Answer):
+class ChatAnswer(Answer[ChunkChoice, Logprobs]):
     """Chat completions."""
+
+    prefix = "chatcmpl"
 
     def whole(self, outputs: Sequence[Chunk]) -> bytes:
         """`ChatCompletion`."""
@@ -122,50 +124,34 @@ class ChatAnswer(Answer):
                 Reply(output.text),
                 index,
                 self.flights[index].generation.finish,
-                self._logprobs(output.details),
+                self.logprobs(output.details),
                 self.sources(output.details),
             )
             for index, output in enumerate(outputs)
         ]
         return msgspec.json.encode(
-            ChatCompletion(self._id, self.created, self.model, choices, self.usage(), metrics=self.metrics())
+            ChatCompletion(self.id, self.created, self.model, choices, self.usage(), metrics=self.metrics())
         )
 
     def opening(self) -> bytes:
         """The role of each choice."""
         roles = (ChunkChoice(Delta(role="assistant", content=""), index) for index in range(len(self.flights)))
-        return b"".join(self._event(role) for role in roles)
+        return b"".join(self.event(role) for role in roles)
 
-    def progress(self, index: int, chunk: Chunk) -> bytes:
-        """With log probabilities or sources the content may be empty."""
-        events = b""
-        if chunk.text or chunk.details:
-            events = self._event(
-                ChunkChoice(
-                    Delta(content=chunk.text),
-                    index,
-                    self._logprobs(chunk.details),
-                    token_sources=self.sources(chunk.details),
-                )
-            )
-        if chunk.last:
-            events += self._event(ChunkChoice(Delta(), index, finish_reason=self.flights[index].generation.finish))
-        return events
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | msgspec.UnsetType | None,
+        metrics: Metrics | msgspec.UnsetType = msgspec.UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(self.id, self.created, self.model, choices, usage=usage, metrics=metrics)
 
-    def closing(self) -> bytes:
-        """Usage and metrics, with no choice."""
-        if not self.order.include_usage:
-            return b""
-        return frame(ChatChunk(self._id, self.created, self.model, [], usage=self.usage(), metrics=self.metrics()))
+    def _said(self, index: int, chunk: Chunk) -> ChunkChoice:
+        scores, sources = self.logprobs(chunk.details), self.sources(chunk.details)
+        return ChunkChoice(Delta(content=chunk.text), index, scores, token_sources=sources)
 
-    @property
-    def _id(self) -> str:
-        return f"chatcmpl-{self.request}"
+    def _ended(self, index: int) -> ChunkChoice:
+        return ChunkChoice(Delta(), index, finish_reason=self.flights[index].generation.finish)
 
-    def _event(self, choice: ChunkChoice) -> bytes:
-        # With include_usage OpenAI sends `usage: null` in all chunks but the last.
-        usage = None if self.order.include_usage else msgspec.UNSET
-        return frame(ChatChunk(self._id, self.created, self.model, [choice], usage=usage))
-
-    def _logprobs(self, details: Sequence[Detail]) -> Logprobs | None:
-        return logprobs(self.vocabulary, details) if self.order.sampling.logprobs >= 0 else None
+    def _listed(self, details: Sequence[Detail]) -> Logprobs:
+        return logprobs(self.vocabulary, details)

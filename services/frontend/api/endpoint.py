@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.api.answer import Answer
+from services.frontend.api.answer import AnyAnswer
 from services.frontend.api.body import body_limit, reading_body
 from services.frontend.api.order import ChoiceOrder, Order, choice_sampling
 from services.frontend.api.stream import write_stream
@@ -86,7 +86,7 @@ class GenerationEndpoint:
     state: FrontendState
     threads: ThreadPoolExecutor
     take: Callable[[Core, bytes], Order]
-    answer: type[Answer]
+    answer: type[AnyAnswer]
     prompt: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +166,7 @@ class GenerationEndpoint:
             choice=index,
         )
 
-    def _account(self, choices: Choices, answer: Answer) -> None:
+    def _account(self, choices: Choices, answer: AnyAnswer) -> None:
         """Counts every choice and logs the request. Those that another's error took along are no outcome of theirs."""
         failed = choices.error is not None
         outcomes = {self.state.meters.account(flight) for flight in choices.flights if flight.over or not failed}

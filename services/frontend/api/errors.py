@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.api.field_paths import loggable
+from services.frontend.api.paths import meant
 from services.frontend.meters import Meters
 from services.frontend.state import FrontendState
 from shared.errors import Overloaded, RequestError, Unavailable
@@ -48,6 +49,7 @@ def _document(status: int, message: str, param: str | None, code: str) -> bytes:
 
 NOT_HTTP = _document(400, "this is not a valid HTTP request", None, "invalid_http")
 """The body for what cannot even be parsed."""
+HEADERS_TOO_LARGE = _document(431, "the request line and headers are larger than 64 KiB", None, "headers_too_large")
 
 
 def error_body(error: RequestError) -> bytes:
@@ -84,7 +86,9 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for unknown paths and methods."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    message = "this method is not allowed here" if status == 405 else "there is nothing at this path"
+    path = meant(request.scope["path"]) if status == 404 else None
+    nothing = f"there is nothing at this path{f': did you mean {path}?' if path else ''}"
+    message = "this method is not allowed here" if status == 405 else nothing
     code = "method_not_allowed" if status == 405 else "not_found"
     return Response(_document(status, message, None, code), status, headers, "application/json")
 

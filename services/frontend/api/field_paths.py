@@ -6,18 +6,17 @@ import re
 
 import msgspec
 
-from services.frontend.api import schema
 from services.frontend.api.known import NOT_BUILT
+from services.frontend.api.surface import OPERATIONS
 
 _PIECE = re.compile(r"([^.\[\]]*)((?:\[\d*\])*)")
 OTHER = "?"
 
 
 def _names() -> frozenset[str]:
-    structs = [
-        found for found in vars(schema).values() if isinstance(found, type) and issubclass(found, msgspec.Struct)
-    ]
-    declared = {field.encode_name for struct in structs for field in msgspec.structs.fields(struct)}
+    """Of all that a body may hold, in every operation, and of what is refused by name."""
+    _, structs = msgspec.json.schema_components([operation.body for operation in OPERATIONS if operation.body])
+    declared = {name for struct in structs.values() for name in struct.get("properties", {})}
     return frozenset(declared | set(NOT_BUILT))
 
 

@@ -1,16 +1,16 @@
 """Fields that OpenAI or vLLM know and this server does not serve yet, with the values under which they ask for nothing.
 
-A field is served, or refused by name; none is accepted and then ignored (cases.md, B53). Pure data and one check.
+A field is served, or refused by name; none is accepted and then ignored (cases.md, B53). Pure data and its checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from shared.errors import InvalidRequest, NotBuilt
+from services.frontend.api.schema import ChatRequest, CompletionRequest
+from shared.errors import NotBuilt
 
 NOT_BUILT: dict[str, tuple[Any, ...]] = {
     # OpenAI
@@ -84,18 +84,33 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 """Name to neutral values; null is always neutral."""
 
+ENDPOINTS: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+"""The paths that generate, with their bodies."""
+_COUNTERPARTS = {
+    "max_completion_tokens": "max_tokens", "messages": "prompt", "prompt": "messages", "top_logprobs": "logprobs",
+}  # fmt: skip
+"""What says in the one endpoint what another field says in the other."""
+
 
 def printable(name: str) -> str:
     """A field name of a stranger, fit to be told back."""
     return "".join(c if c.isprintable() else "?" for c in name[:64])
 
 
-def check_field(name: str, value: msgspec.Raw, known: Mapping[str, tuple[Any, ...]] = NOT_BUILT) -> None:
-    """Refuses a field that the schema does not have. Raises `NotBuilt` or, for one nobody knows, `InvalidRequest`."""
-    shown = printable(name)
-    if name not in known:
-        raise InvalidRequest(f"Unrecognized request argument supplied: {shown}", param=shown)
+def elsewhere(kind: type[Any], name: str) -> str | None:
+    """Where to send a field that another endpoint takes, given the struct of this one's body."""
+    paths = [path for path, body in ENDPOINTS.items() if body is not kind and name in body.__struct_encode_fields__]
+    if not paths:
+        return None
+    belongs = f"{name} belongs to {' and '.join(paths)}"
+    own = next((path for path, body in ENDPOINTS.items() if body is kind), None)
+    if own is None:
+        return belongs
+    return f"{belongs}; {own} {f'takes {_COUNTERPARTS[name]}' if name in _COUNTERPARTS else 'does not take it'}"
+
+
+def check_value(name: str, value: msgspec.Raw, neutral: tuple[Any, ...], place: str | None) -> None:
+    """Refuses a known field that asks for something. `place` says where it is served. Raises `NotBuilt`."""
     decoded = msgspec.json.decode(value)
-    neutral = known[name]
     if decoded is not None and not any(type(decoded) is type(n) and decoded == n for n in neutral):
-        raise NotBuilt(f"{shown} is a known field, but this version does not serve it here", param=shown)
+        raise NotBuilt(place or f"{name} is a known field, but this version does not serve it here", param=name)

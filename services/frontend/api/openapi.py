@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.api.descriptions import DESCRIPTIONS, described
 from services.frontend.api.errors import ErrorAnswer
 from services.frontend.api.operations import VERSION
 from services.frontend.api.surface import EVENTS, JSON, OPERATIONS, TRUTHS, Operation, Truth
@@ -31,6 +32,23 @@ _DESCRIPTION = (
     "clean and new."
 )
 _EVENT = "One server-sent event: a part of the answer, an error that ends the stream, or `[DONE]`, its regular end."
+
+
+_HOISTED = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
+    | {"minProperties", "maxProperties"}
+)
+"""Ranges, each of which binds values of one type alone, so that it may stand beside the alternatives."""
+
+
+def _told(value: Json, description: str) -> Json:
+    """A property with its description, and with the ranges of its alternatives where viewers show them."""
+    branches = value.get("anyOf", ())
+    ranges = {key: limit for branch in branches for key, limit in branch.items() if key in _HOISTED}
+    if branches:
+        bare = [{key: item for key, item in branch.items() if key not in _HOISTED} for branch in branches]
+        value = {**value, "anyOf": bare}
+    return {"description": description, **value, **ranges}
 
 
 def _request(schema: Json, truth: Truth) -> Json:
@@ -58,6 +76,11 @@ def _components() -> tuple[dict[type, Json], Json]:
     schemas |= {
         name: _request(schemas[name], truths.get(name, Truth())) for name in requests if "properties" in schemas[name]
     }
+    for kind in DESCRIPTIONS:
+        properties = schemas.get(kind.__name__, {}).get("properties", {})
+        properties |= {
+            name: _told(properties[name], text) for name, text in described(kind).items() if name in properties
+        }
     return dict(zip(kinds, references, strict=True)), schemas
 
 

@@ -1,6 +1,6 @@
 """Routes for operators and clients that look around: models, liveness, readiness, metrics, version, and `/`.
 
-In the frontend process. None of them does work that can fail for a request's sake.
+In the frontend process. None of them does work that can fail for a request's sake, or that holds the event loop.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from importlib.metadata import version as installed
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.frontend.exposition import expose
+from services.frontend.core import Core
 from services.frontend.page import assets as page
 from services.frontend.state import FrontendState
-from shared.errors import ModelNotFound, Unavailable
+from shared.errors import Unavailable
+from shared.exposition import Exposition
 
 VERSION = installed("flare-server")
 
@@ -74,11 +76,16 @@ def _json(content: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def _model(request: Request) -> Model:
-    state = _state(request)
-    if state.core is None:
+def _core(request: Request) -> Core:
+    core = _state(request).core
+    if core is None:
         raise Unavailable("the server is loading")
-    return Model(state.core.model, state.started, state.core.context)
+    return core
+
+
+def _model(request: Request) -> Model:
+    core = _core(request)
+    return Model(core.model, _state(request).started, core.context)
 
 
 async def models(request: Request) -> Response:
@@ -88,10 +95,11 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     """`GET /v1/models/NAME`."""
-    found = _model(request)
-    if request.path_params["name"] != found.id:
-        raise ModelNotFound(f"this server serves the model {found.id}", param="model")
-    return _json(found)
+    name = request.path_params["name"]
+    if not name:
+        raise HTTPException(404)
+    _core(request).check_model(name)
+    return _json(_model(request))
 
 
 async def health(request: Request) -> Response:
@@ -106,8 +114,9 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """`GET /metrics` in Prometheus' text format."""
-    return Response(expose(_state(request)).render(), media_type=CONTENT_TYPE_LATEST)
+    """`GET /metrics` in Prometheus' text format. Rendered in a thread, as streams go on meanwhile."""
+    exposition: Exposition = request.app.state.exposition
+    return Response(await asyncio.to_thread(exposition.render), media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(request: Request) -> Response:

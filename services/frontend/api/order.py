@@ -17,7 +17,7 @@ from services.frontend.api.law import base_seed, end_ids, sampling_law, stop_str
 from services.frontend.api.prompts import Prompt, prompts
 from services.frontend.api.schema import MAXIMUM_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from services.frontend.core import Core
-from shared.errors import ContextOverflow, InvalidRequest, ModelNotFound, NotBuilt
+from shared.errors import ContextOverflow, InvalidRequest, NotBuilt
 from shared.messages.common import Sampling
 
 COMPLETION_TOKENS = 16
@@ -65,11 +65,6 @@ def _include_usage(request: GenerationRequest) -> bool:
         if getattr(options, name):
             raise NotBuilt(f"{name} is known, but this version does not serve it yet", param=f"stream_options.{name}")
     return bool(options.include_usage)
-
-
-def _check_model(request: GenerationRequest, core: Core) -> None:
-    if request.model is not None and request.model != core.model:
-        raise ModelNotFound(f"this server serves the model {core.model}", param="model")
 
 
 def _plain_order(core: Core, request: GenerationRequest) -> Order:
@@ -120,7 +115,7 @@ def _wanted_tokens(request: ChatRequest) -> int | None:
 def take_chat(core: Core, body: bytes) -> Order:
     """Decodes, checks and encodes a chat request. Blocking. Raises a `RequestError` that names the field."""
     request = decode(ChatRequest, body)
-    _check_model(request, core)
+    core.check_model(request.model)
     turns = conversation.turns(request.messages)
     order, wanted = _plain_order(core, request), _wanted_tokens(request)
     goes_on = bool(request.continue_final_message)
@@ -147,7 +142,7 @@ def _check_completion(request: CompletionRequest, count: int) -> None:
 def take_completion(core: Core, body: bytes) -> Order:
     """Decodes, checks and encodes a completion request. Blocking. Raises a `RequestError` that names the field."""
     request = decode(CompletionRequest, body)
-    _check_model(request, core)
+    core.check_model(request.model)
     value = request.prompt
     several = isinstance(value, list) and bool(value) and not isinstance(value[0], int)
     _check_completion(request, len(value) if several else 1)

@@ -1,7 +1,7 @@
 """Bodies of `/v1/chat/completions` and `/v1/completions` as typed structs, with their ranges. Pure; frontend process.
 
 Every field is served; null is the default everywhere. What a range cannot say is checked in `law.py`, `prompts.py` and
-`order.py`.
+`order.py`; what fields mean is written in `descriptions.py`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,13 @@ LOWEST_SEED = -(1 << 63)
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 _Stop = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_STOP_CHARACTERS)]
-_TokenId = Annotated[int, Meta(ge=0, description="A token id of the model's vocabulary.")]
-_Budget = Annotated[int, Meta(ge=1, description="Most tokens to generate; clipped to what the context leaves.")]
-_Seed = Annotated[
-    int,
-    Meta(
-        description="The same seed gives the same answer; choice i draws with seed + i. Negative ones count from 2^64.",
-        extra_json_schema={"minimum": LOWEST_SEED, "maximum": MAXIMUM_SEED},
-    ),
-]
+TokenId = Annotated[int, Meta(ge=0)]
+_Budget = Annotated[int, Meta(ge=1)]
+_Seed = Annotated[int, Meta(extra_json_schema={"minimum": LOWEST_SEED, "maximum": MAXIMUM_SEED})]
 _ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _Prompt = Annotated[
     str | list[str | int | list[int]],
     Meta(
-        description="A text, several texts, the token ids of a prompt, or those of several.",
         extra_json_schema={
             "oneOf": [
                 {"type": "string"},
@@ -81,7 +74,7 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`; the two last are known and must be off."""
 
-    include_usage: Annotated[bool, Meta(description="A last chunk with the usage.")] | None = None
+    include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -90,43 +83,27 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """What both endpoints take. The core's generation defaults stand in for `temperature` to `min_p`."""
 
     model: str | None = None
-    user: Annotated[str, Meta(description="Taken for compatibility; nothing depends on it.")] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAXIMUM_CHOICES, description="Choices for each prompt.")] | None = None
+    user: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAXIMUM_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2, description="0 takes the most likely token.")] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 31, description="0 and -1 filter nothing.")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: _Seed | None = None
     max_tokens: _Budget | None = None
-    min_tokens: Annotated[int, Meta(ge=0, description="Nothing ends an answer before so many tokens.")] | None = None
-    ignore_eos: Annotated[bool, Meta(description="The model's own end tokens do not end an answer.")] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=MAXIMUM_STOPS)] | None = None
-    stop_token_ids: (
-        Annotated[list[_TokenId], Meta(max_length=MAXIMUM_END_IDS, description="Tokens that end an answer, too.")]
-        | None
-    ) = None
-    include_stop_str_in_output: (
-        Annotated[bool, Meta(description="What ended an answer, stop string or stop token, stays in its text.")] | None
-    ) = None
-    skip_special_tokens: (
-        Annotated[bool, Meta(description="False shows special tokens in the text; the default hides them.")] | None
-    ) = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAXIMUM_END_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     frequency_penalty: _Penalty | None = None
     presence_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: (
-        Annotated[dict[str, _Bias], Meta(max_length=MAXIMUM_BIAS, description="Token id to what its logit gains.")]
-        | None
-    ) = None
-    return_token_sources: (
-        Annotated[
-            bool,
-            Meta(description="`token_sources` tells of each token whether it was sampled or whose draft it was."),
-        ]
-        | None
-    ) = None
+    logit_bias: Annotated[dict[str, _Bias], Meta(max_length=MAXIMUM_BIAS)] | None = None
+    return_token_sources: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -135,27 +112,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     messages: list[Turn]
     max_completion_tokens: _Budget | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS, description="Needs `logprobs`.")] | None = None
-    add_generation_prompt: (
-        Annotated[bool, Meta(description="Whether the prompt ends with the start of an assistant's turn.")] | None
-    ) = None
-    continue_final_message: (
-        Annotated[bool, Meta(description="The answer goes on with the last message, which is the assistant's.")] | None
-    ) = None
-    chat_template_kwargs: (
-        Annotated[dict[str, Any], Meta(description="Values of variables that the chat template uses.")] | None
-    ) = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """The body of `/v1/completions`."""
 
     prompt: _Prompt
-    best_of: Annotated[int, Meta(ge=1, description="Must equal `n`.")] | None = None
-    echo: Annotated[bool, Meta(description="The text of the prompt comes first.")] | None = None
-    logprobs: (
-        Annotated[int, Meta(ge=0, le=TOP_LOGPROBS, description="Alternatives that go with each token.")] | None
-    ) = None
-    add_special_tokens: (
-        Annotated[bool, Meta(description="Whether the tokenizer adds what it adds, such as a start token.")] | None
-    ) = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
+    add_special_tokens: bool | None = None

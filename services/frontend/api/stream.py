@@ -10,14 +10,15 @@ import asyncio
 
 from starlette.types import Message, Scope, Send
 
-from services.frontend.api.answer import DONE, Answer, error_frame
+from services.frontend.api.answer import DONE, AnyAnswer, error_frame
 from services.frontend.api.errors import error_body
 from services.frontend.choices import Choices
 from services.frontend.flight import Chunk, ClientGone
 from shared.errors import RequestError
 
-FIRST_WAIT_S = 2.0
-"""How long an error may still become an HTTP status."""
+FIRST_WAIT_S = 0.5
+"""How long an error may still become an HTTP status: the scheduler's refusal takes milliseconds, and who waits for more
+than that learns from the headers that the request was taken."""
 STALL_S = 60.0
 """How long a client may refuse to read."""
 ABORT = "flare.abort"
@@ -65,7 +66,7 @@ async def _next(choices: Choices, patient: bool, wait: float) -> list[tuple[int,
         return None
 
 
-async def write_stream(choices: Choices, answer: Answer, scope: Scope, send: Send, keep_alive: float) -> None:
+async def write_stream(choices: Choices, answer: AnyAnswer, scope: Scope, send: Send, keep_alive: float) -> None:
     """Writes the whole stream, a comment after `keep_alive` seconds without output.
 
     Raises `RequestError` only while nothing was sent: an error then outweighs what other choices have said.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.frontend.api.answer import Answer, Sources, finite, frame
+from services.frontend.api.answer import Answer, Sources, finite
 from services.frontend.flight import Chunk
 from services.frontend.generation import Detail
 from services.frontend.usage import Metrics, Usage
@@ -87,8 +87,10 @@ def logprobs(vocabulary: Vocabulary, details: Sequence[Detail]) -> TextLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class TextAnswer(Answer):
+class TextAnswer(Answer[TextChoice, TextLogprobs]):
     """Completions. With `echo` a choice begins with the text of its prompt."""
+
+    prefix = "cmpl"
 
     def whole(self, outputs: Sequence[Chunk]) -> bytes:
         """`TextCompletion`."""
@@ -96,46 +98,35 @@ class TextAnswer(Answer):
             TextChoice(
                 self.order.choices[index].echo + output.text,
                 index,
-                self._logprobs(output.details),
+                self.logprobs(output.details),
                 self.flights[index].generation.finish,
                 self.sources(output.details),
             )
             for index, output in enumerate(outputs)
         ]
         return msgspec.json.encode(
-            TextCompletion(self._id, self.created, self.model, choices, self.usage(), metrics=self.metrics())
+            TextCompletion(self.id, self.created, self.model, choices, self.usage(), metrics=self.metrics())
         )
 
     def opening(self) -> bytes:
         """The prompts, with `echo`."""
         echoes = enumerate(choice.echo for choice in self.order.choices)
-        return b"".join(self._event(TextChoice(echo, index)) for index, echo in echoes if echo)
+        return b"".join(self.event(TextChoice(echo, index)) for index, echo in echoes if echo)
 
-    def progress(self, index: int, chunk: Chunk) -> bytes:
-        """With log probabilities or sources the text may be empty."""
-        events = b""
-        if chunk.text or chunk.details:
-            choice = TextChoice(
-                chunk.text, index, self._logprobs(chunk.details), token_sources=self.sources(chunk.details)
-            )
-            events = self._event(choice)
-        if chunk.last:
-            events += self._event(TextChoice("", index, finish_reason=self.flights[index].generation.finish))
-        return events
+    def _chunk(
+        self,
+        choices: list[TextChoice],
+        usage: Usage | msgspec.UnsetType | None,
+        metrics: Metrics | msgspec.UnsetType = msgspec.UNSET,
+    ) -> TextChunk:
+        return TextChunk(self.id, self.created, self.model, choices, usage=usage, metrics=metrics)
 
-    def closing(self) -> bytes:
-        """Usage and metrics, with no choice."""
-        if not self.order.include_usage:
-            return b""
-        return frame(TextChunk(self._id, self.created, self.model, [], usage=self.usage(), metrics=self.metrics()))
+    def _said(self, index: int, chunk: Chunk) -> TextChoice:
+        scores, sources = self.logprobs(chunk.details), self.sources(chunk.details)
+        return TextChoice(chunk.text, index, scores, token_sources=sources)
 
-    @property
-    def _id(self) -> str:
-        return f"cmpl-{self.request}"
+    def _ended(self, index: int) -> TextChoice:
+        return TextChoice("", index, finish_reason=self.flights[index].generation.finish)
 
-    def _event(self, choice: TextChoice) -> bytes:
-        usage = None if self.order.include_usage else msgspec.UNSET
-        return frame(TextChunk(self._id, self.created, self.model, [choice], usage=usage))
-
-    def _logprobs(self, details: Sequence[Detail]) -> TextLogprobs | None:
-        return logprobs(self.vocabulary, details) if self.order.sampling.logprobs >= 0 else None
+    def _listed(self, details: Sequence[Detail]) -> TextLogprobs:
+        return logprobs(self.vocabulary, details)

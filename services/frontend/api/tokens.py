@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.api import conversation
 from services.frontend.api.body import body_limit, reading_body
 from services.frontend.api.decoding import decode
-from services.frontend.api.schema import Turn
+from services.frontend.api.schema import TokenId, Turn
 from services.frontend.core import Core
 from services.frontend.flight import ClientGone
 from services.frontend.state import FrontendState
-from shared.errors import InvalidRequest, ModelNotFound
+from shared.errors import InvalidRequest
 
 _KNOWN: dict[str, tuple[Any, ...]] = {
     "chat_template": (), "documents": ([],), "media_io_kwargs": (), "mm_processor_kwargs": (), "tools": ([],),
@@ -39,24 +39,13 @@ class TokenizeRequest(msgspec.Struct):
     """The body of `/tokenize`: either `prompt` or `messages`."""
 
     model: str | None = None
-    prompt: Annotated[str, Meta(description="A raw prompt, as for `/v1/completions`.")] | None = None
-    messages: (
-        Annotated[list[Turn], Meta(min_length=1, description="A conversation, as for `/v1/chat/completions`.")] | None
-    ) = None
-    add_special_tokens: (
-        Annotated[bool, Meta(description="With `prompt`: whether the tokenizer adds what it adds; it does by default.")]
-        | None
-    ) = None
-    return_token_strs: Annotated[bool, Meta(description="The tokens by name, too.")] | None = None
-    add_generation_prompt: (
-        Annotated[bool, Meta(description="Whether the prompt ends with the start of an assistant's turn.")] | None
-    ) = None
-    continue_final_message: (
-        Annotated[bool, Meta(description="The answer goes on with the last message, which is the assistant's.")] | None
-    ) = None
-    chat_template_kwargs: (
-        Annotated[dict[str, Any], Meta(description="Values of variables that the chat template uses.")] | None
-    ) = None
+    prompt: str | None = None
+    messages: Annotated[list[Turn], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeAnswer(msgspec.Struct):
@@ -71,7 +60,7 @@ class TokenizeAnswer(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct):
     """The body of `/detokenize`."""
 
-    tokens: list[Annotated[int, Meta(ge=0, description="A token id of the model's vocabulary.")]]
+    tokens: list[TokenId]
     model: str | None = None
 
 
@@ -79,11 +68,6 @@ class DetokenizeAnswer(msgspec.Struct):
     """The text, special tokens included."""
 
     prompt: str
-
-
-def _check_model(model: str | None, core: Core) -> None:
-    if model is not None and model != core.model:
-        raise ModelNotFound(f"this server serves the model {core.model}", param="model")
 
 
 def _ids(core: Core, request: TokenizeRequest) -> tuple[int, ...]:
@@ -110,7 +94,7 @@ def _ids(core: Core, request: TokenizeRequest) -> tuple[int, ...]:
 def take_text(core: Core, body: bytes) -> TokenizeAnswer:
     """`/tokenize`. Blocking. Raises a `RequestError` that names the field."""
     request = decode(TokenizeRequest, body, _KNOWN)
-    _check_model(request.model, core)
+    core.check_model(request.model)
     ids = list(_ids(core, request))
     return TokenizeAnswer(
         count=len(ids),
@@ -123,7 +107,7 @@ def take_text(core: Core, body: bytes) -> TokenizeAnswer:
 def take_tokens(core: Core, body: bytes) -> DetokenizeAnswer:
     """`/detokenize`. Blocking. Raises a `RequestError` that names the field."""
     request = decode(DetokenizeRequest, body, {})
-    _check_model(request.model, core)
+    core.check_model(request.model)
     limit = core.manifest.geometry.vocab_size
     if max(request.tokens, default=0) >= limit:
         place = next(index for index, token in enumerate(request.tokens) if token >= limit)
