@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from compose import server_choice
 from compose.chat_client import Chat
-from compose.local_servers import living
 from shared.errors import ProcessError
 
 HISTORY_LINES = 1000
@@ -21,13 +21,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HELP = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
-def _url(given: str | None) -> str:
+def _url(given: str | None, run_dir: Path | None, port: int | None) -> str:
+    server_choice.only_one(url=given, run_dir=run_dir, port=port)
     if given is not None:
-        return given.rstrip("/")
-    found = [server.address.url for server in living() if server.address is not None]
-    if len(found) > 1:
-        raise click.ClickException(f"several servers run; --url takes one of them: {', '.join(found)}")
-    return found[0] if found else "http://127.0.0.1:8000"
+        return server_choice.base_url(given)
+    found = server_choice.choose(run_dir, port)
+    if found is None:
+        return server_choice.at_port(port)
+    if found.address is None:
+        raise click.ClickException(f"the server of {found.run_dir} does not listen, or not yet")
+    return found.address.url
 
 
 def _write(text: str, file: Any) -> None:
@@ -67,6 +70,8 @@ def _answer(chat: Chat, text: str) -> None:
         return
     except ProcessError as error:
         click.secho(f"\n{error}", fg="red", err=True)
+        if chat.broken:
+            click.secho("[the answer broke off: its text stays in the conversation, /reset forgets it]", dim=True)
         return
     click.secho(f"\n[{chat.figures.line()}]", dim=True)
 
@@ -111,17 +116,25 @@ def _once(chat: Chat) -> None:
 
 @click.command()
 @click.option("--url", help="Base URL of the API; by default your server on this machine, else http://127.0.0.1:8000.")
+@server_choice.PORT
+@server_choice.RUN_DIR
 @click.option("--model", help="Name of the model; by default whichever is served.")
 @click.option("--system", default="", help="A system message that opens every conversation.")
 @click.option("--temperature", type=float, help="0 is greedy; by default the model's own.")
 @click.option("--top-p", type=float, help="Share of the likeliest tokens; by default the model's own.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.")
 @click.option("--seed", type=int, help="Makes answers repeatable.")
-@click.option("--api-key", default="", envvar="FLARE_API_KEYS", help="Key of the API; of several the first is taken.")
-def chat(url: str | None, system: str, api_key: str, **values: Any) -> None:
+@click.option(
+    "--api-key",
+    default="",
+    envvar=["FLARE_API_KEY", "FLARE_API_KEYS"],
+    show_envvar=True,
+    help="Key of the API; of several the first is taken.",
+)
+def chat(url: str | None, run_dir: Path | None, port: int | None, system: str, api_key: str, **values: Any) -> None:
     """Talks with a server's model. With a pipe as input: one question, one answer."""
     fields = {name: value for name, value in values.items() if value is not None}
-    talk = Chat(_url(url), api_key.split(",")[0].strip(), system, fields)
+    talk = Chat(_url(url, run_dir, port), api_key.split(",")[0].strip(), system, fields)
     if sys.stdin.isatty():
         _talk(talk)
     else:

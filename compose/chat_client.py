@@ -38,7 +38,10 @@ class Figures:
 
 @dataclass(slots=True)
 class Chat:
-    """`fields` go with every request as they are; `history` are the turns so far."""
+    """`fields` go with every request as they are; `history` are the turns so far.
+
+    `broken` is whether the last turn is half an answer, which a fault ended.
+    """
 
     url: str
     api_key: str = ""
@@ -46,17 +49,19 @@ class Chat:
     fields: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, str]] = field(default_factory=list)
     figures: Figures = field(default_factory=Figures)
+    broken: bool = False
 
     def reset(self) -> None:
         """Forgets what was said."""
         self.history.clear()
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """The answer, a piece at a time. Raises `ProcessError`, and then nothing was said.
+        """The answer, a piece at a time. Raises `ProcessError`.
 
-        Whoever stops reading ends the answer, in the server too; what came until then stays in the conversation.
+        Whoever stops reading ends the answer, in the server too. However it ends, what came until then stays in the
+        conversation; if nothing came, then nothing was said.
         """
-        self.figures = Figures()
+        self.figures, self.broken = Figures(), False
         said = {"role": "user", "content": text}
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {
@@ -71,7 +76,7 @@ class Chat:
                 answer.append(piece)
                 yield piece
         except ProcessError:
-            answer.clear()
+            self.broken = bool(answer)
             raise
         finally:
             if answer:

@@ -19,21 +19,30 @@ from compose.bench.replay import replay
 from compose.bench.workload import workload
 from compose.chat import chat
 from compose.logs import logs as show_logs
+from compose.port_check import check_port
 from compose.status import status
 from shared import logs
 from shared.errors import FlareError
-from shared.logs import LogConfig
+from shared.log_config import LogConfig
+from shared.log_traces import OPERATIONAL
 
 
 def _guarded(service: str, values: Mapping[str, Any], run: Callable[[], int]) -> None:
     """Runs a service with its log and exits with its code; an error of ours becomes one clear line."""
     try:
-        # Only the frontend holds text of requests, so only there an exception could say some of it.
-        withhold = service == "frontend" and not values["log_content"]
-        logs.configure(service, opts.configure(LogConfig, values), withhold=withhold)
+        # Exceptions of libraries may quote what they fell over. The frontend has text, the others have token ids, and
+        # of them an operator must hear what a device says.
+        logs.configure(
+            service,
+            opts.configure(LogConfig, values),
+            withhold=not values.get("log_content", False),
+            told=() if service == "frontend" else OPERATIONAL,
+        )
         code = run()
     except FlareError as error:
         raise click.ClickException(str(error)) from error
+    finally:
+        logs.flush()  # before anything else is said
     sys.exit(code)
 
 
@@ -104,7 +113,10 @@ def worker(**values: Any) -> None:
 @opts.options(opts.FRONTEND, opts.SCHEDULER, opts.WORKER)
 def run(core: Path | None, run_dir: Path | None, context_length: int | None, **values: Any) -> None:
     """Frontend, scheduler and worker of CORE under one local supervisor; without CORE, the embedded demo model."""
-
+    try:
+        check_port(values["host"], values["port"])  # before there are logs, or a core is prepared
+    except FlareError as error:
+        raise click.ClickException(str(error)) from error
     values["log_dir"] = log_place.choose(values["log_dir"], values["port"])
 
     def start() -> int:

@@ -1,19 +1,19 @@
-"""What `flare run` does around its supervisor: the core, the run directory, leftovers, configurations, the greeting.
+"""What `flare run` does around its supervisor: the core, the run directory, leftovers, configurations.
 
 Every configuration is made here first, so that what cannot work is said before any process starts.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from compose import run_directory
+from compose import greeting, run_directory
 from compose.options import arguments, configure, flags, secrets
+from compose.port_check import check_port
 from compose.readiness import Address
 from compose.run_directory import LockedRunDirectory
 from compose.supervisor import Supervisor
@@ -22,23 +22,11 @@ from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from shared import manifest, regions
 from shared.errors import ProcessError
-from shared.logs import LogConfig
+from shared.log_config import LogConfig
 from shared.manifest import Manifest
 
 WORKER_GRACE_S = 10.0
 """The worker waits longer than the others, because it ends last."""
-
-
-def greeting(address: Address, model: str) -> str:
-    """What a newcomer needs once the server is ready."""
-    body = json.dumps(
-        {"model": model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
-    )
-    return (
-        f"\nFlare serves {model} at {address.url}\n\nOpen that in a browser to chat, or ask it here:\n\n"
-        f"  curl -N {address.url}/v1/chat/completions \\\n"
-        f"    -H 'Content-Type: application/json' \\\n    -d '{body}'\n"
-    )
 
 
 def check_limits(found: Manifest, context_length: int | None, concurrency: int | None) -> None:
@@ -83,6 +71,8 @@ def serve(
     held = LockedRunDirectory(chosen)
     try:
         everywhere = {**values, "core": core, "run_dir": held.path}
+        if values["log_dir"] is not None:
+            (held.path / run_directory.LOGS).symlink_to(values["log_dir"])
         ports = metrics_ports(values["metrics_port"])
         front = configure(FrontendConfig, {**everywhere, **ports["frontend"]})
         patient = {**everywhere, **ports["worker"], "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
@@ -97,12 +87,19 @@ def serve(
             for name, config in configs.items()
         }
         model = front.served_model_name or found.model_name
+
+        def announce(address: Address) -> None:
+            which = greeting.choice(address, chosen)
+            keys, logs = bool(front.api_keys), values["log_dir"] is not None
+            click.echo(greeting.greeting(address, model, flare=greeting.command(), which=which, keys=keys, logs=logs))
+
         return Supervisor(
             services,
             front.notice,
             front.drain_timeout,
             values["hang_timeout"],
-            lambda address: click.echo(greeting(address, model)),
+            announce,
+            lambda address: check_port(front.host, address.port if address else front.port),
             {"frontend": secrets(commands["frontend"], front)},
         ).run()
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,27 +25,21 @@ class LocalServer:
         return read_address(self.run_dir / "frontend.json")
 
     @property
+    def log_dir(self) -> Path | None:
+        """Where its log files are, or None if it writes none."""
+        try:
+            return (self.run_dir / run_directory.LOGS).readlink()
+        except OSError:
+            return None
+
+    @property
     def metrics(self) -> dict[str, Address]:
         """Where each service's metrics are, as far as they say so."""
         found = {service: read_address(notice(self.run_dir, service)) for service in SERVICES}
         return {service: address for service, address in found.items() if address is not None}
 
 
-def _held(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / run_directory.LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def living() -> Sequence[LocalServer]:
     """This user's living servers whose run directory was not chosen by hand."""
     folders = sorted(run_directory.base().glob(f"{run_directory.PREFIX}*"))
-    return [LocalServer(folder) for folder in folders if _held(folder)]
+    return [LocalServer(folder) for folder in folders if run_directory.is_locked(folder / run_directory.LOCK)]

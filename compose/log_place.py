@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from compose.run_directory import is_locked
+
 _LOCK = ".lock"
 MOST = 64
 """Servers of one name at once."""
@@ -59,20 +61,6 @@ def claim(port: int) -> tuple[Path, int]:
     raise OSError(f"{MOST} servers of port {name} seem to live")
 
 
-def _live(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _written(folder: Path) -> float:
     return max((file.stat().st_mtime for file in folder.glob("*.log")), default=0.0)
 
@@ -81,7 +69,7 @@ def places() -> list[LogPlace]:
     """All places with a log, the likeliest first: living servers, then the most recently written."""
     try:
         folders = [folder for folder in base().iterdir() if folder.is_dir()]
-        found = [LogPlace(folder, _live(folder), _written(folder)) for folder in folders]
+        found = [LogPlace(folder, is_locked(folder / _LOCK), _written(folder)) for folder in folders]
     except (OSError, RuntimeError):
         return []
     return sorted((place for place in found if place.written), key=lambda p: (p.live, p.written), reverse=True)

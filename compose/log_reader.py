@@ -13,9 +13,17 @@ from pathlib import Path
 _CHUNK = 1 << 20
 
 
-def log_files(folder: Path) -> dict[str, Path]:
-    """The current log files of a folder, by service. A service whose file was just rotated away may lack."""
-    return {path.stem: path for path in sorted(folder.glob("*.log")) if path.is_file()}
+DEBUG = ".debug.log"
+"""How the names of files of debug lines end; they are `shared/log_sinks.py`'s."""
+
+
+def log_files(folder: Path, *, debug: bool = True) -> dict[str, list[Path]]:
+    """The current log files of a folder, by service. One that was just rotated away may lack."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*.log"), key=lambda path: (path.name.endswith(DEBUG), path.name)):
+        if path.is_file() and (debug or not path.name.endswith(DEBUG)):
+            found.setdefault(path.name.removesuffix(DEBUG).removesuffix(".log"), []).append(path)
+    return found
 
 
 def _rotated(path: Path) -> list[Path]:
@@ -49,7 +57,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 class ServiceLog:
-    """One service's log. `history` once, then `news` again and again. Raises `OSError` if there is no file."""
+    """One log of a service. `history` once, then `news` again and again. Raises `OSError` if there is no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

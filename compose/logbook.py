@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from shared.log_lines import LEVELS
 
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What stands before the request's id in the `id` of an answer's JSON."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -48,8 +51,15 @@ def since(span: str, now: datetime) -> str:
     return then.isoformat(timespec="microseconds")[:26] + "Z"
 
 
+@lru_cache
+def _meant(request: str) -> tuple[str, ...]:
+    """The ids that may be meant: the given one and, if it looks like the `id` in an answer, the request's in it."""
+    inner = [request.removeprefix(prefix) for prefix in ANSWER_PREFIXES if request.startswith(prefix)]
+    return request, *filter(None, inner)
+
+
 def _is(found: object, request: str) -> bool:
-    return isinstance(found, str) and (found == request or found.startswith(f"{request}/"))
+    return isinstance(found, str) and any(found == name or found.startswith(f"{name}/") for name in _meant(request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class Choice:
 
     def may_want(self, line: bytes) -> bool:
         """Whether it is worth parsing a line: false only if it cannot be wanted."""
-        return not self.request or self.request.encode() in line
+        return not self.request or _meant(self.request)[-1].encode() in line
 
     def wants(self, entry: Entry) -> bool:
         """Whether the entry is shown."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from shared.errors import ProcessError
-from shared.logs import LEVELS
+from shared.log_config import CHOICES
 from shared.metrics_address import LOOPBACK
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -70,14 +70,14 @@ DRAIN = click.option(
     "--drain-timeout", type=float, default=30.0, show_default=True, help="Seconds that running streams may take to end."
 )
 
-_LEVEL = click.Choice(list(LEVELS))
+_LEVEL = click.Choice(CHOICES)
 LOGS: tuple[Decorator, ...] = (
     click.option(
         "--log-dir",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="FLARE_LOG_DIR",
         show_envvar=True,
-        help="Folder of the log files, one a service; by default flare run has one below ~/.local/state/flare/logs.",
+        help="Folder of the log files, two a service; by default flare run has one below ~/.local/state/flare/logs.",
     ),
     click.option(
         "--log-level", type=_LEVEL, default="info", show_default=True, help="Least level of what goes to stderr."
@@ -87,12 +87,12 @@ LOGS: tuple[Decorator, ...] = (
         type=_LEVEL,
         default="debug",
         show_default=True,
-        help="Least level of what goes to the files; at debug, each round of a request.",
+        help="Least level of what goes to the files; at debug, each round of a request, to SERVICE.debug.log.",
     ),
     click.option(
         "--log-max-bytes", type=Size(), default=16 << 20, show_default="16MiB", help="Size at which a file is rotated."
     ),
-    click.option("--log-files", type=int, default=4, show_default=True, help="Files kept of each service."),
+    click.option("--log-files", type=int, default=4, show_default=True, help="Files kept of each log."),
 )
 LOG_CONTENT = click.option(
     "--log-content",

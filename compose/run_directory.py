@@ -21,6 +21,8 @@ from shared.metrics_address import SUFFIX
 PREFIX = "flare-run-"
 _MAKING = "flare-making-"
 LOCK = "supervisor.lock"
+LOGS = "logs.link"
+"""A link to the folder of the server's log files, if it writes any."""
 _MAKING_GRACE_S = 60.0
 
 
@@ -28,6 +30,21 @@ def base() -> Path:
     """Where run directories are made: XDG_RUNTIME_DIR if there is one, else the folder for temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock in this file. No file is no lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _locked(folder: Path) -> int:
@@ -63,7 +80,7 @@ class LockedRunDirectory:
         self._clear()
 
     def _clear(self) -> None:
-        for pattern in ("*.sock", "frontend.json", f"*{SUFFIX}"):
+        for pattern in ("*.sock", "frontend.json", f"*{SUFFIX}", LOGS):
             for leftover in self.path.glob(pattern):
                 leftover.unlink(missing_ok=True)
 

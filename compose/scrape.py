@@ -13,11 +13,15 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """`down` says why there is nothing, `reason` why the service is not ready; both are empty if all is well."""
+    """`down` says why there is nothing, `reason` why the service is not ready; both are empty if all is well.
+
+    A service that nobody could look at, because it is not known where, is `unknown`.
+    """
 
     samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
     down: str = ""
     reason: str = ""
+    unknown: bool = False
 
     def total(self, name: str, **labels: str) -> float | None:
         """The sum of a metric's samples with these labels, or None if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compose.local_servers import SERVICES, LocalServer, living
+from compose import server_choice
+from compose.local_servers import SERVICES, LocalServer
 from compose.scrape import Scrape, scrape
 from compose.status_board import Board, board
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 UNSAID = Scrape(down="it does not say where its metrics are")
+UNASKED = Scrape(unknown=True)
+"""A server elsewhere says nothing about its other services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def _named(given: str) -> tuple[str, str]:
     name, found, url = given.partition("=")
     if not found or name not in SERVICES:
         raise click.BadParameter(f"{given!r} is not SERVICE=URL", param_hint="--metrics")
-    return name, url
+    return name, server_choice.base_url(url)
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ class Looks:
         urls, pids = self.target.addresses()
         with ThreadPoolExecutor(len(SERVICES)) as threads:
             found = dict(zip(urls, threads.map(scrape, urls.values()), strict=True))
-        after = {service: found.get(service, UNSAID) for service in SERVICES}
+        after = {service: found.get(service, UNSAID if self.target.local else UNASKED) for service in SERVICES}
         now = time.monotonic()
         made = board(self._before, after, pids, now - self._at, time.time())
         self._before, self._at = after, now
@@ -97,48 +100,51 @@ def _drawn(title: str, found: Board) -> Group:
     return Group(services, values)
 
 
-def _target(url: str | None, run_dir: Path | None, metrics: Iterable[str]) -> Target:
+def _target(url: str | None, run_dir: Path | None, port: int | None, metrics: tuple[str, ...]) -> Target:
     """Raises `ClickException` if it is not clear which server is meant."""
+    server_choice.only_one(url=url, run_dir=run_dir, port=port)
     if url is not None:
-        return Target(url=url.rstrip("/"), others=tuple(metrics))
-    if run_dir is not None:
-        if not run_dir.is_dir():
-            raise click.ClickException(f"there is no run directory {run_dir}")
-        return Target(local=LocalServer(run_dir))
-    found = living()
-    if not found:
-        raise click.ClickException("no server of yours runs here; --url or --run-dir names another")
-    if len(found) > 1:
-        lines = [f"  --run-dir {server.run_dir}  {server.address.url if server.address else ''}" for server in found]
-        raise click.ClickException("\n".join(["several servers run; choose one:", *lines]))
-    return Target(local=found[0])
+        base = server_choice.base_url(url)
+        own = None if metrics else server_choice.local_at(base)
+        return Target(local=own) if own is not None else Target(url=base, others=metrics)
+    found = server_choice.choose(run_dir, port)
+    if found is not None:
+        return Target(local=found)
+    if port is not None:
+        return Target(url=server_choice.at_port(port), others=metrics)
+    raise click.ClickException("no server of yours runs here; --url, --port or --run-dir names another")
 
 
 @click.command()
 @click.option("--url", help="Base URL of a server's API; by default the one server of yours on this machine.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Run directory of a server on this machine.")
+@server_choice.PORT
+@server_choice.RUN_DIR
 @click.option(
     "--metrics", multiple=True, metavar="SERVICE=URL", help="With --url: where another service's metrics are."
 )
-@click.option("--once", is_flag=True, help="Print one table and end; exit code 1 unless all services are ready.")
+@click.option(
+    "--once", is_flag=True, help="Print one table and end; exit code 1 if a service is known not to be ready."
+)
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between two looks."
 )
-def status(url: str | None, run_dir: Path | None, metrics: tuple[str, ...], once: bool, interval: float) -> None:
+def status(
+    url: str | None, run_dir: Path | None, port: int | None, metrics: tuple[str, ...], once: bool, interval: float
+) -> None:
     """Shows what a server does: its services, rounds and tokens a second, acceptance, queue and pages."""
     try:
         from rich.console import Console
         from rich.live import Live
     except ImportError as error:
         raise click.ClickException("flare status needs the package rich, which is not installed here") from error
-    target = _target(url, run_dir, metrics)
+    target = _target(url, run_dir, port, metrics)
     looks, console = Looks(target), Console()
     boards = _boards(looks, interval)
     try:
         if once:
             found = next(boards)
             console.print(_drawn(target.title(), found))
-            raise SystemExit(not all(row.state == "ready" for row in found.services))
+            raise SystemExit(not all(row.well for row in found.services))
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             for found in boards:
                 live.update(_drawn(target.title(), found), refresh=True)

@@ -9,12 +9,13 @@ from compose.scrape import Scrape
 from shared import metrics
 
 UNKNOWN = "-"
+UNSEEN = "unknown"
 _COUNTED = "_total"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """One service. `state` is "ready", why it is not, or why it is not there."""
+    """One service. `state` is "ready", why it is not, why it is not there, or UNSEEN: nobody could look."""
 
     name: str
     pid: str
@@ -22,6 +23,11 @@ class ServiceRow:
     up: str
     memory: str
     cpu: str
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.state in ("ready", UNSEEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ def _row(name: str, pid: int | None, before: Scrape, after: Scrape, seconds: flo
     shown = str(pid) if pid is not None and not after.down else UNKNOWN
     if after.down:
         return ServiceRow(name, shown, f"down: {after.down}", UNKNOWN, UNKNOWN, UNKNOWN)
+    if after.unknown:
+        return ServiceRow(name, shown, UNSEEN, UNKNOWN, UNKNOWN, UNKNOWN)
     start, memory = after.total(metrics.PROCESS_START), after.total(metrics.PROCESS_MEMORY)
     busy = _rate(before, after, metrics.PROCESS_CPU + _COUNTED, seconds)
     return ServiceRow(

@@ -55,8 +55,10 @@ class Supervisor:
     """Runs services until a signal or until one of them is given up.
 
     `arguments` maps each service's name to its `flare` arguments, the frontend's among them; `announce` is called once,
-    when the server is first ready. A service whose loop stands still for `hang_timeout` seconds is killed; 0: never.
-    `secrets` are the variables that one service alone may have in its environment.
+    when the server is first ready. `check` is called when the frontend is given up, with the address that it had, and
+    raises `ProcessError` if that can be had no more: `run` ends with it. A service whose loop stands still for
+    `hang_timeout` seconds is killed; 0: never. `secrets` are the variables that one service alone may have in its
+    environment.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Supervisor:
         drain_timeout: float,
         hang_timeout: float,
         announce: Callable[[Address], None],
+        check: Callable[[Address | None], None],
         secrets: Mapping[str, Mapping[str, str]],
     ) -> None:
         self._services = {name: Service(name, tuple(given)) for name, given in arguments.items()}
@@ -73,6 +76,7 @@ class Supervisor:
         self._drain_timeout = drain_timeout
         self._hang_timeout = hang_timeout
         self._announce = announce
+        self._check = check
         self._secrets = secrets
         self._withheld = frozenset(name for variables in secrets.values() for name in variables)
         self._address: Address | None = None
@@ -89,12 +93,13 @@ class Supervisor:
         self._selector.register(self._wake, selectors.EVENT_READ)
 
     def run(self) -> int:
-        """Blocks until all children have ended; 0 after a drain, 1 otherwise."""
+        """Blocks until all children have ended; 0 after a drain, 1 otherwise. Raises what `check` does."""
         signal.set_wakeup_fd(self._wakened.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # its byte in the wakeup descriptor is all we need
         self._services[FRONTEND].due = 0.0
+        code = 1
         try:
             while not self._signals and not self._given_up:
                 self._reap()
@@ -102,11 +107,14 @@ class Supervisor:
                 self._listen()
                 self._look()
                 self._sleep(self._poll_interval())
-            return self._drain() if self._signals else 1
+            if self._signals:
+                code = self._drain()
         finally:
             self._end(tuple(self._services), HURRY_S)
             os.close(self._held_end)
             os.close(self._lifeline)
+            log.info("supervisor.stopped", code=code)
+        return code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -149,7 +157,7 @@ class Supervisor:
         )
         hearing.started()
         service.due, service.since = float("inf"), now
-        log.info("supervisor.started", child=service.name, pid=service.process.pid)
+        log.info("supervisor.started", child=service.name, child_pid=service.process.pid)
 
     def _environment(self, name: str) -> dict[str, str]:
         """Ours, without what only another service may know."""
@@ -169,6 +177,8 @@ class Supervisor:
             self._ready = False
             delay = service.restarts.died(code)
             if delay is None or (service.name == FRONTEND and self._address is None):
+                if service.name == FRONTEND:
+                    self._check(self._address)
                 log.error("supervisor.gave_up", child=service.name, code=code)
                 self._given_up = True
                 return

@@ -17,6 +17,7 @@ from compose import log_place
 from compose.cli import main
 from compose.log_reader import ServiceLog, log_files
 from compose.logbook import Choice, merged, parse, since
+from compose.run_directory import LOGS, LockedRunDirectory
 from shared.log_file import LogFile
 from shared.log_lines import encode
 
@@ -42,6 +43,13 @@ def test_a_request_is_followed_through_its_choices_and_rounds() -> None:
     ]
     assert events(Choice(request="id"), *lines) == ["whole", "choice", "round"]
     assert events(Choice(request="id/0"), *lines) == ["choice"]
+
+
+def test_the_id_of_an_answer_finds_its_request_and_a_request_of_that_very_name() -> None:
+    lines = [line(1, "a", request="id"), line(2, "b", request="chatcmpl-id/0"), line(3, "c", request="cmpl-id")]
+    assert events(Choice(request="chatcmpl-id"), *lines) == ["a", "b"]
+    assert events(Choice(request="cmpl-id"), *lines) == ["a", "c"]
+    assert events(Choice(request="chatcmpl-"), *lines) == []
 
 
 def test_levels_and_spans() -> None:
@@ -148,6 +156,14 @@ def test_truncated_and_removed_files_are_read_from_their_start(tmp_path: Path) -
         assert numbers(log.news()) == [4]
 
 
+@pytest.fixture(autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where run directories are: none but a test's own."""
+    folder = tmp_path_factory.mktemp("runtime")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
 def run(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(main, ["logs", *arguments], env={"FLARE_LOG_DIR": "", **environment})
 
@@ -157,9 +173,11 @@ def folder(tmp_path: Path) -> Path:
     """Three services' logs, one of them rotated."""
     (tmp_path / "frontend.log").write_bytes(line(1, "request.received", "frontend", request="q") + b"\n")
     (tmp_path / "scheduler.log.1").write_bytes(line(2, "request.received", request="q") + b"\n")
-    (tmp_path / "scheduler.log").write_bytes(line(4, "request.round", level="debug", request="q", width=8) + b"\n")
+    (tmp_path / "scheduler.log").write_bytes(line(5, "request.finished", request="q") + b"\n")
+    rounds = line(4, "request.round", level="debug", request="q", width=8) + b"\n"
+    (tmp_path / "scheduler.debug.log").write_bytes(rounds)
     torn = line(3, "round.replayed", "worker", "debug", requests=["q"]) + b'\n{"timestamp":"2026-01-01T00:00:09'
-    (tmp_path / "worker.log").write_bytes(torn)
+    (tmp_path / "worker.debug.log").write_bytes(torn)
     return tmp_path
 
 
@@ -172,6 +190,7 @@ def test_one_request_through_three_services(folder: Path) -> None:
         ["scheduler", "info", "request.received"],
         ["worker", "debug", "round.replayed"],
         ["scheduler", "debug", "request.round"],
+        ["scheduler", "info", "request.finished"],
     ]
     assert "\x1b" not in result.stdout
     assert "width=8" in result.stdout
@@ -179,16 +198,58 @@ def test_one_request_through_three_services(folder: Path) -> None:
 
 def test_options_choose(folder: Path) -> None:
     where = {"FLARE_LOG_DIR": str(folder)}
-    assert len(run(**where).stdout.splitlines()) == 2  # rounds are not shown unless asked for
-    assert len(run("--level", "debug", **where).stdout.splitlines()) == 4
+    assert len(run(**where).stdout.splitlines()) == 3  # rounds are not shown unless asked for
+    assert len(run("--level", "debug", **where).stdout.splitlines()) == 5
     assert len(run("--level", "debug", "-n", "1", **where).stdout.splitlines()) == 1
-    assert len(run("scheduler", **where).stdout.splitlines()) == 1
+    assert len(run("scheduler", **where).stdout.splitlines()) == 2
+    assert len(run("scheduler", "--level", "debug", **where).stdout.splitlines()) == 3
     assert [json.loads(text)["service"] for text in run("--json", **where).stdout.splitlines()] == [
         "frontend",
+        "scheduler",
         "scheduler",
     ]
     assert run("--since", "1s", **where).stdout == ""
     assert run("--since", "tomorrow", **where).exit_code == 2
+
+
+def test_a_request_without_a_line_is_told(folder: Path) -> None:
+    where = {"FLARE_LOG_DIR": str(folder)}
+    assert len(run("--request", "chatcmpl-q", **where).stdout.splitlines()) == 5
+    nothing = run("--request", "r", **where)
+    assert (nothing.exit_code, nothing.stdout) == (1, "")
+    assert nothing.stderr == f"Error: no line about r in {folder}\n"
+
+
+def serving(port: int, log_dir: Path, event: str, **values: Any) -> LockedRunDirectory:
+    """What a living server leaves, with one line in its log."""
+    held = LockedRunDirectory(None)
+    (held.path / "frontend.json").write_text(json.dumps({"host": "127.0.0.1", "port": port, "pid": 1}))
+    (held.path / LOGS).symlink_to(log_dir)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    (log_dir / "frontend.log").write_bytes(line(port, event, "frontend", **values) + b"\n")
+    return held
+
+
+def test_of_several_servers_one_is_chosen_and_a_request_is_found_in_all(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    first = serving(1, tmp_path / "a", "one", request="x")
+    assert "one" in run(**state).stdout
+    second = serving(2, tmp_path / "b", "two", request="y")
+    os.utime(tmp_path / "b" / "frontend.log", (1, 1))  # traffic decides nothing
+    several = run(**state)
+    assert several.exit_code == 1
+    assert several.stderr.startswith("Error: several servers run; choose one:\n")
+    assert f"--port 1  or  --run-dir {first.path}" in several.stderr
+    assert f"--port 2  or  --run-dir {second.path}" in several.stderr
+    assert "two" in run("--port", "2", **state).stdout
+    assert "one" in run("--run-dir", str(first.path), FLARE_LOG_DIR=str(tmp_path / "b"), **state).stdout
+    assert "two" in run("--request", "y", **state).stdout
+    assert run("--request", "y", "--port", "1", **state).exit_code == 1
+    both = run("--port", "1", "--log-dir", str(tmp_path), **state)
+    assert "give one of them" in both.stderr
+    for held in (first, second):
+        held.release()
+    assert "no server of port 2 has left logs" in run("--port", "2", **state).stderr
 
 
 def test_no_log_is_told(tmp_path: Path, folder: Path) -> None:
@@ -234,4 +295,11 @@ def test_without_a_place_there_is_a_warning_and_no_folder(
 
 
 def test_only_current_files_name_services(folder: Path) -> None:
-    assert list(log_files(folder)) == ["frontend", "scheduler", "worker"]
+    (folder / "worker.log").touch()
+    found = {name: [path.name for path in paths] for name, paths in log_files(folder).items()}
+    assert found == {
+        "frontend": ["frontend.log"],
+        "scheduler": ["scheduler.log", "scheduler.debug.log"],
+        "worker": ["worker.log", "worker.debug.log"],
+    }
+    assert log_files(folder, debug=False)["worker"] == [folder / "worker.log"]

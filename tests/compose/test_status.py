@@ -109,6 +109,12 @@ def test_nobody_there_is_down_and_not_an_error() -> None:
     assert scrape("http://127.0.0.1:notaport").down
 
 
+def test_a_service_that_nobody_can_look_at_is_unknown_and_not_unwell() -> None:
+    found = board({}, {"frontend": Scrape(), "worker": Scrape(unknown=True)}, {}, 1.0, 0.0)
+    assert [(row.state, row.well) for row in found.services] == [("ready", True), ("unknown", True)]
+    assert not any(row.well for row in shown().services if row.name != "scheduler")
+
+
 def test_without_a_server_the_command_says_what_it_needs(tmp_path: str) -> None:
     result = CliRunner().invoke(main, ["status", "--once"], env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert result.exit_code == 1
