@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.exposition import FRESH_S
 from shared.metrics_address import notice
 from tests.fixtures.harness import SERVICES, Server
 
@@ -49,8 +51,16 @@ def ask(server: Server, service: str, path: str, timeout: float = 1.0) -> tuple[
     return answer.status_code, str(answer.json().get("reason", ""))
 
 
+_scraped: dict[str, float] = {}
+"""When each address was last scraped."""
+
+
 def scrape(server: Server, service: str) -> Scrape:
-    answer = httpx.get(url(server, service) + "/metrics", timeout=10, trust_env=False)
+    """What a service counts now: waits until it renders anew. It is assumed that nobody else scrapes."""
+    address = url(server, service)
+    time.sleep(max(_scraped.get(address, 0.0) + FRESH_S - time.monotonic(), 0.0))
+    answer = httpx.get(address + "/metrics", timeout=10, trust_env=False)
+    _scraped[address] = time.monotonic()
     return Scrape({family.name: family for family in text_string_to_metric_families(answer.text)})
 
 

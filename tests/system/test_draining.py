@@ -63,7 +63,14 @@ def again(server: Server, *names: str) -> None:
     server.wait_ready()
 
 
-@pytest.mark.parametrize("order", [("worker", "scheduler", "frontend"), ("scheduler", "frontend", "worker")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(("worker", "scheduler", "frontend"), id="worker first"),
+        pytest.param(("scheduler", "frontend", "worker"), id="scheduler first", marks=pytest.mark.slow),
+        pytest.param(("frontend", "worker", "scheduler"), id="frontend first", marks=pytest.mark.slow),
+    ],
+)
 def test_told_all_at_once_they_finish_what_runs_and_what_waits(apart: Server, order: tuple[str, ...]) -> None:
     with ThreadPoolExecutor(8) as pool:
         work = Work(apart, pool, order[0])

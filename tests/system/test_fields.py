@@ -65,23 +65,50 @@ def test_filters_and_temperature(server: Server, path: str) -> None:
         assert ask(server, path, FREE, **SAMPLED, **narrow).text == greedy
 
 
+A = encode("a")[0]
+
+
 @both_endpoints
 @pytest.mark.parametrize(
-    "field",
+    ("fields", "repeats"),
     [
-        {"frequency_penalty": 2},
-        {"presence_penalty": 2},
-        {"repetition_penalty": 20},
-        {"logit_bias": {str(token): -100 for token, raw in enumerate(TOKEN_BYTES) if set(raw) & set(b"abc")}},
+        ({}, 12),
+        ({"frequency_penalty": 2}, 3),  # the next one would be at 4 - 3 * 2
+        ({"frequency_penalty": 1}, 5),
+        ({"frequency_penalty": 2, "logit_bias": {A: -1.5}}, 2),
+        ({"presence_penalty": 2, "logit_bias": {A: -1.5}}, 12),  # once and for all, not for each
+        ({"presence_penalty": 2, "logit_bias": {A: -3}}, 1),
+        ({"logit_bias": {A: -3}}, 12),
+        ({"repetition_penalty": 20, "logit_bias": {A: -1}}, 0),  # those of the prompt count, too
+        ({"repetition_penalty": 0.05, "logit_bias": {A: -5}}, 12),
+        ({"logit_bias": {A: -5}}, 0),
+        ({"logit_bias": {A: 100}}, 24),
+        ({"frequency_penalty": -2}, 24),  # the end token, too, falls behind what was said
     ],
 )
-def test_penalties_and_bias(server: Server, path: str, field: dict[str, Any]) -> None:
-    plain = ask(server, path, FREE, **SAMPLED)
-    changed = ask(server, path, FREE, **SAMPLED, **field)
-    assert changed.text != plain.text
-    if "logit_bias" in field:
-        assert set("abc") & set(plain.text)
-        assert not set("abc") & set(changed.text)
+def test_penalties_and_bias_have_their_direction(
+    server: Server, path: str, fields: dict[str, Any], repeats: int
+) -> None:
+    """How often the favourite token is repeated: its logit is 4, those of all others lie below 0 (T1), greedy."""
+    text = ask(server, path, f"say:{'a' * 12}", **fields).text
+    assert len(text) - len(text.lstrip("a")) == repeats
+
+
+@both_endpoints
+def test_a_bias_removes_tokens_from_samples(server: Server, path: str) -> None:
+    removed = {str(token): -100 for token, raw in enumerate(TOKEN_BYTES) if set(raw) & set(b"abc")}
+    assert set("abc") & set(ask(server, path, FREE, **SAMPLED).text)
+    assert not set("abc") & set(ask(server, path, FREE, **SAMPLED, logit_bias=removed).text)
+
+
+@both_endpoints
+def test_a_prompt_is_never_cached_yet(server: Server, path: str) -> None:
+    """There is no prefix cache: whoever builds it changes this, and what the schema says of `cached_tokens`."""
+    for _ in range(2):
+        usage = ask(server, path, f"say:hello {'x' * 200}", max_tokens=2).usage
+        assert usage is not None
+        assert usage["prompt_tokens"] > 200
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 @both_endpoints

@@ -38,7 +38,7 @@ def test_one_of_three_is_killed_and_comes_back_and_sweeps_what_is_its_own(core: 
             for neighbour in near:
                 neighbour.wait_ready()
             pids = [[neighbour.process(name).pid for name in SERVICES] for neighbour in near]
-            readers = [Reader(neighbour, pool, f"{LONG} {i}", max_tokens=400) for i, neighbour in enumerate(near)]
+            readers = [Reader(neighbour, pool, f"{LONG} {i}", max_tokens=250) for i, neighbour in enumerate(near)]
             assert all(reader.begun.wait(20) for reader in readers)
             abandoned, children = server.run_dir, server.tree()[1:]
             theirs = {path for path in server.memory.iterdir() if not any(f"-{p.pid}-" in path.name for p in children)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.harness import Server
+from tests.fixtures.harness import Server, wait_until
 from tests.fixtures.scripted.vocabulary import encode
 
 TEXT = "hello world, and the naïve café 😀 END. of it"
@@ -84,6 +84,7 @@ def test_every_line_of_the_log_names_its_service(core: Path) -> None:
     with Server(core) as server:
         server.wait_ready()
         server.chat("say:hello")
+        wait_until(lambda: server.log.count('"request.finished"') >= 2, 10, "frontend and scheduler tell of the end")
         lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
     assert {line["service"] for line in lines} == {"supervisor", "frontend", "scheduler", "worker"}
     assert {"worker.captured", "request.finished"} <= {line["event"] for line in lines}

@@ -12,37 +12,47 @@ from typing import get_args
 
 import pytest
 
+from services.scheduler.config import SchedulerConfig
 from tests.fixtures.harness import SERVICES, Server, wait_until
 from tests.system.conftest import SLOW
-from tests.system.faults import HANG_S, Fault, Kind, Seen, strike
+from tests.system.faults import BUSY_S, HANG_S, WORKER_LOST_S, Fault, Kind, Seen, latest, strike
 
-ERROR_S = 1.5
-"""Section 7 says a second; a busy machine may need a little longer to show it."""
+SILENCE_S = SchedulerConfig(Path(), Path()).worker_timeout
+"""By default a frontend gives up a silent scheduler after as long as a scheduler a silent worker."""
 ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def struck(core: Path) -> Iterator[Server]:
-    """A server that one fault after another falls upon."""
+def started(core: Path) -> Iterator[tuple[Server, float]]:
+    """A server, and how many seconds it took to be ready."""
     arguments = ("--hang-timeout", str(HANG_S), "--drain-timeout", "20")
     with Server(core, arguments, environment=SLOW) as running:
-        running.wait_ready()
-        yield running
+        yield running, running.wait_ready()
 
 
-def check(seen: Seen) -> None:
+@pytest.fixture
+def struck(started: tuple[Server, float]) -> Server:
+    """A server that one fault after another falls upon."""
+    return started[0]
+
+
+@pytest.fixture
+def loading(started: tuple[Server, float]) -> float:
+    """Seconds that a start of it takes on this machine."""
+    return started[1]
+
+
+def check(seen: Seen, loading: float) -> None:
     """The times of section 7; a stopped process must be found out first."""
-    if seen.fault.kind == "kill":
-        assert seen.unready < ERROR_S, seen
-        assert seen.ended < ERROR_S, seen
-    elif seen.fault.kind == "stop":
-        assert seen.ended < HANG_S + 2 + ERROR_S, seen
+    bound = latest(seen.fault, loading)
+    for name in ("ended", "unready", "restarted", "again"):
+        assert getattr(seen, name) <= getattr(bound, name), (name, seen, bound)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_fault_of_one_service_costs_what_it_held(struck: Server, service: str, kind: Kind) -> None:
-    check(strike(struck, Fault(service, kind), f"{service} {kind}"))
+def test_a_fault_of_one_service_costs_what_it_held(struck: Server, loading: float, service: str, kind: Kind) -> None:
+    check(strike(struck, Fault(service, kind), f"{service} {kind}"), loading)
 
 
 def test_a_worker_killed_while_idle_and_in_a_prefill(struck: Server) -> None:
@@ -57,10 +67,10 @@ def test_a_worker_killed_while_idle_and_in_a_prefill(struck: Server) -> None:
             pid = struck.kill("worker")
             at = time.monotonic()
             if answer is not None:
-                status, code = answer.result(HANG_S)
+                status, code = answer.result(60)
                 assert (status, code) == (503, "state_lost")
-                assert time.monotonic() - at < ERROR_S
-            wait_until(lambda: not struck.ready(), ERROR_S, "not ready")
+                assert time.monotonic() - at < WORKER_LOST_S + BUSY_S
+            wait_until(lambda: not struck.ready(), WORKER_LOST_S + BUSY_S, "not ready")
         struck.wait_ready()
         assert struck.process("worker").pid != pid
         assert struck.chat("say:on", max_tokens=9)["choices"][0]["message"]["content"] == "on"
@@ -91,7 +101,7 @@ def test_a_supervisor_that_paused_blames_nobody(struck: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_twenty_rounds_of_faults(struck: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_twenty_rounds_of_faults(struck: Server, loading: float, capsys: pytest.CaptureFixture[str]) -> None:
     dice = random.Random(3)
     faults = [Fault(service, kind) for service in SERVICES for kind in get_args(Kind)]
     faults = (faults * 3)[:ROUNDS]
@@ -99,11 +109,11 @@ def test_twenty_rounds_of_faults(struck: Server, capsys: pytest.CaptureFixture[s
     table = []
     for number, fault in enumerate(faults):
         table.append(strike(struck, fault, f"round {number}"))
-        check(table[-1])
+        check(table[-1], loading)
     with capsys.disabled():
-        print("\n| service | signal | streams ended | not ready | ready again |\n|---|---|---|---|---|")
+        print("\n| service | signal | streams ended | not ready | restarted | ready again |\n|---|---|---|---|---|---|")
         for seen in table:
-            times = " | ".join(f"{at:.2f} s" for at in (seen.ended, seen.unready, seen.again))
+            times = " | ".join(f"{at:.2f} s" for at in (seen.ended, seen.unready, seen.restarted, seen.again))
             print(f"| {seen.fault.service} | {seen.fault.kind} | {times} |")
 
 
@@ -120,7 +130,7 @@ def test_a_service_stopped_for_long_costs_its_streams_and_recovers(slow: Server,
             last = list(events)[-1]
             assert last.error is not None
             assert last.error["code"] == "state_lost"
-            assert 5 < time.monotonic() - at < 16
+            assert SILENCE_S / 2 < time.monotonic() - at < SILENCE_S + 1 + BUSY_S, "a second between two of its signs"
             assert not slow.ready()
         finally:
             slow.signal(service, signal.SIGCONT)

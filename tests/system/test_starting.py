@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from compose.restarts import MOST_REFUSALS
-from tests.fixtures.harness import Server
+from tests.fixtures.harness import Server, wait_until
 
 
 def ends(server: Server, seconds: float = 30) -> tuple[int, str]:
@@ -35,15 +35,59 @@ def test_the_services_run_one_by_one_too(core: Path) -> None:
         assert server.stop() == 0
 
 
-def test_a_port_in_use_is_said_before_anything_loads(core: Path) -> None:
+def test_a_port_in_use_is_one_sentence_before_anything_starts(core: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with Server(core, ("--port", str(taken.getsockname()[1]))) as server:
+        taken_port = taken.getsockname()[1]
+        with Server(core, ("--port", str(taken_port))) as server:
             code, log = ends(server)
-    assert code != 0
-    assert "cannot listen" in log
-    assert "worker.loaded" not in log
+            assert not server.log_dir.parent.exists(), "no folder for logs that say nothing"
+    assert (code, log) == (1, f"Error: port {taken_port} of 127.0.0.1 is in use: choose another --port\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--port", "70000"), "port 70000 is not between 0 and 65535"),
+        (("--host", "192.0.2.1"), "192.0.2.1 is no address of this machine: choose another --host"),
+        (("--host", "no host"), "no host is no host to listen at"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_and_leaves_no_logs(
+    core: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    with Server(core, arguments) as server:
+        code, log = ends(server)
+        assert not server.log_dir.parent.exists()
+    assert code == 1
+    assert log.startswith(f"Error: {words}")
+    assert log.count("\n") == 1
+
+
+def test_a_port_that_another_takes_while_the_frontend_is_down_ends_the_server_in_words(core: Path) -> None:
+    with Server(core) as server:
+        server.wait_ready()
+        port = int(server.url.rpartition(":")[2])
+        frontend = server.process("frontend")
+        frontend.suspend()
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            frontend.kill()
+            wait_until(lambda: _binds(taken, port), 10, "the port is free for a moment")
+            code, log = ends(server)
+    assert code == 1
+    assert log.endswith(f"Error: port {port} of 127.0.0.1 is in use: choose another --port\n")
+    assert "supervisor.gave_up" not in log
+
+
+def _binds(taken: socket.socket, port: int) -> bool:
+    try:
+        taken.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    taken.listen()
+    return True
 
 
 @pytest.mark.parametrize(
