@@ -145,6 +145,8 @@ def test_a_narrow_screen_scrolls_in_one_direction_only(scripted: Deployment, vis
         return found
 
     assert overflow() <= 0
+    hint = seen.page.locator("#hint")
+    assert hint.evaluate("e => !e.checkVisibility() || e.clientHeight < 2 * parseFloat(getComputedStyle(e).fontSize)")
     seen.said("an_unbroken_question_that_is_wider_than_any_telephone_and_must_break_somewhere_too")
     assert overflow() <= 0
     expect(seen.page.locator("#side")).to_be_hidden()

@@ -70,7 +70,8 @@ def test_an_error_in_the_stream_is_shown_and_the_text_stays(scripted: Deployment
     scripted.scheduler.send_raw(
         Failed(instance=scripted.scheduler.instance, request=request, code=RoundFailed.code, message="the round failed")
     )
-    expect(seen.note).to_have_text("the round failed")
+    expect(seen.note).to_have_text("The model failed in the middle of this answer. Try again.")
+    expect(seen.page.locator(".answer .detail p")).to_have_text("the round failed")
     expect(seen.note).to_have_attribute("role", "alert")
     assert seen.answer.text_content() == "half an answer"
     scripted.scheduler.script = ANSWER
@@ -81,12 +82,13 @@ def test_an_error_in_the_stream_is_shown_and_the_text_stays(scripted: Deployment
 def test_a_refused_request_says_why_and_its_question_is_not_sent_again(scripted: Deployment, visit: Open) -> None:
     seen = visit(url_of(scripted), refusals=(400,))
     seen.ask("refuse me")
-    expect(seen.note).to_contain_text("These roles must alternate")
+    expect(seen.note).to_contain_text("cannot answer this conversation")
+    expect(seen.page.locator(".answer .detail p")).to_contain_text("These roles must alternate")
     scripted.scheduler.script = ANSWER
     with seen.page.expect_request("**/v1/chat/completions") as request:
         assert seen.said("something else") == "fine"
     assert [turn["content"] for turn in json.loads(request.value.post_data or "")["messages"]] == ["something else"]
-    expect(seen.page.locator(".question").first).to_have_class("turn question forgotten")
+    expect(seen.page.locator(".question").first).to_contain_text("Not answered, not sent again")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from services.scheduler.frontend_side import Condition
 from tests.frontend.conftest import Deployment
 from tests.page.conftest import url_of
 
@@ -47,7 +48,25 @@ WRITE = """async (tokens) => {
   answer.close();
   const blocks = [...root.children].map((block) => [block.className, block.textContent]);
   const marks = [...root.querySelectorAll(".token")].map((span) => [span.className, span.title, span.textContent]);
-  return { text: answer.text, blocks, marks };
+  const shown = [...root.querySelectorAll(".line:not(.fence)")].map((line) => [line.className,
+    [...line.children].filter((span) => !span.classList.contains("mark")).map((span) => span.textContent).join(""),
+    [...line.querySelectorAll(".mark")].map((span) => span.textContent).join("")]);
+  const kinds = Object.fromEntries(["strong", "em", "literal", "bullet"].map((kind) => [kind,
+    [...root.querySelectorAll(`.${kind}`)].map((span) => span.textContent).join("")]));
+  const languages = [...root.querySelectorAll("pre")].map((block) => block.dataset.language ?? null);
+  return { text: answer.text, pieces: answer.pieces, blocks, marks, shown, kinds, languages };
+}"""
+
+DRAW = """async (rounds) => {
+  const { drawRounds } = await import("/page/chart.js");
+  const svg = document.getElementById("chart");
+  drawRounds(svg, rounds);
+  const middle = (one) => { const { left, width } = one.getBoundingClientRect(); return left + width / 2; };
+  const bars = [...svg.querySelectorAll("rect")];
+  const label = svg.querySelector(".last");
+  const pitch = bars[0].getBoundingClientRect().width + 1;
+  return { off: Math.abs(middle(label) - middle(bars.at(-1))) / pitch, last: label.textContent,
+    unit: svg.querySelector(".unit").textContent, said: svg.getAttribute("aria-label"), bars: bars.length };
 }"""
 
 SPEAK = """async (steps) => {
@@ -109,6 +128,48 @@ def test_a_long_answer_shares_bars_and_keeps_its_mean(evaluate: Any) -> None:
     assert mean == pytest.approx(1.5, abs=0.1)
 
 
+@pytest.mark.parametrize("count", [2, 8, 40])
+def test_the_last_round_is_named_under_its_bar(evaluate: Any, count: int) -> None:
+    found = evaluate(DRAW, [{"prompt": 0, "history": 0, "learned": 0, "sampled": 1}] * count)
+    assert (found["last"], found["unit"]) == (str(count), "rounds")
+    assert found["off"] < 1
+
+
+def test_bars_that_rounds_share_say_so(evaluate: Any) -> None:
+    found = evaluate(DRAW, [{"prompt": 1, "history": 0, "learned": 0, "sampled": 1}] * 130)
+    assert (found["last"], found["unit"]) == ("130", "each bar: 3 rounds, mean")
+    assert found["bars"] == 2 * 44
+    assert found["said"] == "260 tokens in 130 rounds; each bar is the mean of 3 rounds"
+
+
+MARKDOWN = (
+    """# Title\n**bold** and *soft* and `a * b`\n- one **two**\n2 * 3 * 4, x**2 + y**2, f*g*h, ** no **, `open\n"""
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_markdown_is_shown_however_its_tokens_fall(evaluate: Any, size: int) -> None:
+    pieces = [MARKDOWN[at : at + size] for at in range(0, len(MARKDOWN), size)]
+    sources = ["prompt", "sampled"]
+    found = evaluate(WRITE, [{"text": text, "source": sources[n % 2]} for n, text in enumerate(pieces)])
+    assert found["text"] == MARKDOWN == "".join(text for text, _ in found["pieces"])
+    assert found["blocks"] == [["prose", MARKDOWN]]
+    assert found["shown"] == [
+        ["line heading", "Title\n", "# "],
+        ["line plain", "bold and soft and a * b\n", "******``"],
+        ["line item", "- one two\n", "****"],
+        ["line plain", MARKDOWN.splitlines(keepends=True)[-1], ""],
+    ]
+    assert found["kinds"] == {"strong": "boldtwo", "em": "soft", "literal": "a * b", "bullet": "-"}
+    assert "".join(mark[2] for mark in found["marks"]) == "".join(pieces[::2])
+
+
+def test_a_wicked_line_is_laid_out_in_time_and_loses_nothing(evaluate: Any) -> None:
+    wicked = "**a `b *c " * 400
+    found = evaluate(WRITE, [{"text": wicked[at : at + 4], "source": "sampled"} for at in range(0, len(wicked), 4)])
+    assert found["text"] == wicked == found["blocks"][0][1]
+
+
 def test_each_source_is_marked_and_says_what_it_means(evaluate: Any) -> None:
     sources = ["sampled", "learned", "history", "prompt", None]
     found = evaluate(WRITE, [{"text": f"{source} ", "source": source} for source in sources])
@@ -126,11 +187,26 @@ def test_fenced_code_is_set_apart_and_no_character_is_lost(evaluate: Any) -> Non
         ["code", "```python\nif a < b:\n    pass\n```\n"],
         ["prose", "Done `x` ```\nopen"],
     ]
+    assert found["languages"] == ["python"]
+    assert found["shown"][-3:] == [
+        ["line plain", "    pass\n", ""],
+        ["line plain", "Done x ```\n", "``"],
+        ["line plain", "open", ""],
+    ]
 
 
 def test_an_unfinished_fence_at_the_end_is_code(evaluate: Any) -> None:
     found = evaluate(WRITE, [{"text": "```", "source": "sampled"}])
     assert found["blocks"] == [["code", "```"]]
+
+
+def test_a_loading_server_is_told_in_sentences(evaluate: Any) -> None:
+    told = evaluate(
+        """async (reasons) => reasons.map((await import("/page/faults.js")).notReady)""",
+        [Condition().reason, "the moon is full"],
+    )
+    assert "loading the model" in told[0]
+    assert told[1] == "The server is not ready: the moon is full."
 
 
 def test_speech_tells_whole_sentences_and_not_each_token(evaluate: Any) -> None:

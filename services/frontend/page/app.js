@@ -2,13 +2,13 @@
 
 import { Chat } from "./chat.js";
 import { Insight } from "./insight.js";
-import { Server, ServerError, pause } from "./server.js";
+import { Presence } from "./presence.js";
+import { Server } from "./server.js";
 import { Settings } from "./settings.js";
 import { Speech } from "./speech.js";
 import { Transcript } from "./transcript.js";
 
 const KEY = "flare.key";
-const LOOK_AGAIN_MS = 3000;
 const EXAMPLES = [
   "Why is the sky blue?",
   "Write a Python function that says whether a number is prime.",
@@ -17,9 +17,10 @@ const EXAMPLES = [
 
 const find = (id) => document.getElementById(id);
 const server = new Server();
+const presence = new Presence(server);
 const settings = new Settings(find("settings"), find("settings-fault"));
 const transcript = new Transcript(find("transcript"), find("welcome"));
-const chat = new Chat(server, transcript, new Insight(document), settings, new Speech(find("spoken")));
+const chat = new Chat(server, presence, transcript, new Insight(document), settings, new Speech(find("spoken")));
 const question = find("question");
 
 function keptKey(key) {
@@ -32,36 +33,20 @@ function keptKey(key) {
 }
 
 function wantKey() {
-  say("absent", server.key ? "API key not accepted" : "an API key is needed");
   if (server.key) find("key-note").textContent = "The server did not accept that key.";
   find("key").hidden = false;
   find("key-value").focus();
 }
 
-function say(state, text) {
+/** Shows in the header how the server is, and to who waits for an answer why it does not come. */
+function showPresence() {
+  const { state, why, model } = presence;
   find("lamp").dataset.state = state;
-  find("model").textContent = text;
-}
-
-/** Learns the model's name as soon as the server is ready; looks again until then. */
-async function meet() {
-  for (;;) {
-    try {
-      await server.untilReady((why) => say("waiting", why));
-      chat.model = await server.model();
-      say("ready", chat.model);
-      find("key").hidden = true;
-      return;
-    } catch (error) {
-      if (!(error instanceof ServerError)) throw error;
-      if (error.status === 401) {
-        wantKey();
-        return;
-      }
-      say("absent", error.message);
-    }
-    await pause(LOOK_AGAIN_MS);
-  }
+  find("model").textContent = state === "ready" ? model : why;
+  find("model").title = find("model").textContent;
+  if (state === "ready") find("key").hidden = true;
+  if (state === "locked" && find("key").hidden) wantKey();
+  chat.explainDelay();
 }
 
 /** Gives the textarea the height of its text, up to what the style sheet allows. */
@@ -82,7 +67,24 @@ function openSide(open) {
   find("details").setAttribute("aria-expanded", String(open));
 }
 
-chat.onKeyWanted = wantKey;
+/** Names the control that keeps a question from being asked, where it was to be asked, and shows it. */
+function showWrong(control, why) {
+  find("composer-fault").textContent = `${why} Change it under Sampling.`;
+  find("composer-fault").hidden = false;
+  transcript.follow();
+  showSetting(control);
+}
+
+function showSetting(control) {
+  openSide(true); // on a narrow screen nothing of it can be seen otherwise
+  settings.reveal(control);
+}
+
+presence.onLook = showPresence;
+settings.onWrong = showWrong;
+settings.onRight = () => (find("composer-fault").hidden = true);
+chat.onKeyWanted = () => presence.lock();
+chat.onSettingWanted = (field) => showSetting(settings.named(field));
 chat.onChange = () => {
   const focused = [find("send"), find("stop")].includes(document.activeElement);
   find("send").hidden = chat.running;
@@ -118,7 +120,7 @@ find("key").addEventListener("submit", async (event) => {
   find("key").hidden = true;
   find("key-value").value = "";
   question.focus();
-  await meet();
+  await presence.look();
   if (find("key").hidden && chat.unanswered) chat.again();
 });
 for (const text of EXAMPLES) {
@@ -129,6 +131,10 @@ for (const text of EXAMPLES) {
   find("examples").append(button);
 }
 
+addEventListener("pagehide", () => (chat.left = true));
+addEventListener("pageshow", () => (chat.left = false));
+
 server.key = keptKey();
+chat.restore();
 question.focus();
-meet();
+presence.look();

@@ -17,9 +17,12 @@ function shape(name, attributes, text = "") {
   return made;
 }
 
+/** How many rounds share a bar. */
+export const roundsOfBar = (rounds) => Math.max(1, Math.ceil(rounds.length / MOST_BARS));
+
 /** Rounds gathered into at most `MOST_BARS` bars of mean tokens by source. */
 export function bars(rounds) {
-  const each = Math.max(1, Math.ceil(rounds.length / MOST_BARS));
+  const each = roundsOfBar(rounds);
   const found = [];
   for (let start = 0; start < rounds.length; start += each) {
     const group = rounds.slice(start, start + each);
@@ -31,15 +34,30 @@ export function bars(rounds) {
 
 const height = (bar) => SOURCES.reduce((sum, source) => sum + bar[source], 0);
 
-function axes(highest, rounds, y) {
+function scale(highest, y) {
   const step = Math.ceil(highest / 4);
   const drawn = [];
   for (let value = 0; value <= highest; value += step) {
     drawn.push(shape("line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y(value), y2: y(value) }));
     drawn.push(shape("text", { x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, String(value)));
   }
-  if (rounds > 0) drawn.push(shape("text", { x: LEFT, y: 124 }, "round 1"));
-  if (rounds > 1) drawn.push(shape("text", { x: RIGHT, y: 124, "text-anchor": "end" }, String(rounds)));
+  return drawn;
+}
+
+/** Names the first and the last round under their bars, and says what a bar is where there is room for it. */
+function legend(shown, rounds, pitch) {
+  if (!shown) return [];
+  const under = (index) => ({ x: LEFT + (index + 0.5) * pitch, y: 124, "text-anchor": "middle" });
+  const drawn = [shape("text", under(0), "1")];
+  if (shown > 1) {
+    const last = under(shown - 1);
+    const edge = last.x > RIGHT - 12 ? { x: RIGHT, "text-anchor": "end" } : {};
+    drawn.push(shape("text", { ...last, ...edge, class: "last" }, String(rounds.length)));
+  }
+  const each = roundsOfBar(rounds);
+  const text = each > 1 ? `each bar: ${each} rounds, mean` : "rounds";
+  const free = shown <= FEWEST_BARS ? { x: RIGHT, "text-anchor": "end" } : { x: (LEFT + RIGHT) / 2, "text-anchor": "middle" };
+  if (shown < FEWEST_BARS - 3 || shown > FEWEST_BARS) drawn.push(shape("text", { y: 124, ...free, class: "unit" }, text));
   return drawn;
 }
 
@@ -49,7 +67,7 @@ export function drawRounds(svg, rounds) {
   const highest = Math.max(4, ...shown.map((bar) => Math.ceil(height(bar))));
   const y = (value) => BOTTOM - (value * (BOTTOM - TOP)) / highest;
   const pitch = (RIGHT - LEFT) / Math.max(shown.length, FEWEST_BARS);
-  const drawn = axes(highest, rounds.length, y);
+  const drawn = [...scale(highest, y), ...legend(shown.length, rounds, pitch)];
   shown.forEach((bar, index) => {
     let base = 0;
     // What was sampled lies at the bottom, one token high: all above it was gained by drafts.
@@ -63,6 +81,7 @@ export function drawRounds(svg, rounds) {
   });
   svg.replaceChildren(...drawn);
   const tokens = rounds.reduce((sum, round) => sum + height(round), 0);
+  const each = roundsOfBar(rounds);
   const label = rounds.length ? `${tokens} tokens in ${rounds.length} rounds` : "No rounds yet";
-  svg.setAttribute("aria-label", label);
+  svg.setAttribute("aria-label", each > 1 ? `${label}; each bar is the mean of ${each} rounds` : label);
 }

@@ -28,7 +28,7 @@ export function summary(tally) {
   if (!tally.tokens) return "";
   const parts = [`${tally.tokens} tokens`, `first after ${duration(tally.firstAfter)}`];
   if (tally.rate !== null) parts.splice(1, 0, `${rounded(tally.rate, 1)} tokens/s`);
-  if (tally.perRound !== null) parts.push(`${rounded(tally.perRound, 2)} a round`);
+  if (tally.perRound !== null) parts.push(`${rounded(tally.perRound, 2)} tokens a round`);
   return parts.join(" · ");
 }
 
@@ -54,7 +54,7 @@ export class Insight {
     sample.textContent = NAMES[source];
     name.append(sample);
     const row = document.createElement("tr");
-    this.#rows[source] = { tokens: cell("number", NOTHING), drafts: cell("number small", "") };
+    this.#rows[source] = { tokens: cell("number", NOTHING), drafts: cell("number small drafts", "") };
     row.append(name, this.#rows[source].tokens, this.#rows[source].drafts);
     this.#find("legend").tBodies[0].append(row);
     this.#lengths[source] = document.createElement("i");

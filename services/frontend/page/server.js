@@ -2,17 +2,10 @@
 // loading or full is waited for; every other refusal becomes a `ServerError`.
 
 import { readEvents } from "./events.js";
+import { notReady, ServerError } from "./faults.js";
 
 const LOOK_AGAIN_MS = 1000;
 const LONGEST_WAIT_S = 60;
-
-/** What went wrong, in words for the reader. `status` is HTTP's, or 0 when there is none. */
-export class ServerError extends Error {
-  constructor(message, status = 0) {
-    super(message);
-    this.status = status;
-  }
-}
 
 /** Resolves after `ms`; rejects with the signal's reason once it is aborted. */
 export function pause(ms, signal) {
@@ -32,7 +25,7 @@ export function pause(ms, signal) {
 
 async function refusal(response) {
   const { error } = await response.json().catch(() => ({}));
-  return new ServerError(error?.message ?? `The server answered ${response.status}.`, response.status);
+  return new ServerError(error?.message ?? `The server answered ${response.status}.`, response.status, error);
 }
 
 export class Server {
@@ -68,13 +61,14 @@ export class Server {
   /** Waits until the server is ready, telling the reason through `waiting` whenever it looks. */
   async untilReady(waiting, signal) {
     for (let reason; (reason = await this.unready(signal)) !== null; await pause(LOOK_AGAIN_MS, signal)) {
-      waiting(`The server is not ready: ${reason}. Waiting…`);
+      waiting(`${notReady(reason)} Waiting…`);
     }
   }
 
   /** The chunks of an answer. `waiting` is told why nothing happens yet. Raises `ServerError`, or AbortError. */
   async *chat(order, signal, waiting) {
     const response = await this.#admitted(order, signal, waiting);
+    waiting(""); // not for being let in any more, but the server may have to wait before it begins
     let complete = false;
     try {
       for await (const data of readEvents(response.body)) {
@@ -83,7 +77,7 @@ export class Server {
           return;
         }
         const chunk = JSON.parse(data);
-        if (chunk.error) throw new ServerError(chunk.error.message);
+        if (chunk.error) throw new ServerError(chunk.error.message, 0, chunk.error);
         yield chunk;
       }
     } catch (error) {
@@ -105,7 +99,7 @@ export class Server {
         await pause(seconds * 1000, signal);
       } else if (response.status === 503) {
         const { message } = await refusal(response);
-        waiting(`The server is not ready: ${message}. Waiting…`);
+        waiting(`${notReady(message)} Waiting…`);
         await pause(LOOK_AGAIN_MS, signal);
         await this.untilReady(waiting, signal);
       } else {

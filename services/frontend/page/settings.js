@@ -7,6 +7,10 @@ const TEXTS = ["system", "stop"];
 export class Settings {
   #form;
   #fault;
+  /** Called with a control and what is wrong with it when it keeps a question from being asked. */
+  onWrong = () => {};
+  /** Called when a control has changed and all are right. */
+  onRight = () => {};
 
   constructor(form, fault) {
     this.#form = form;
@@ -24,7 +28,11 @@ export class Settings {
   #restore() {
     try {
       const kept = JSON.parse(localStorage.getItem(KEY)) ?? {};
-      for (const name of [...NUMBERS, ...TEXTS]) this.#control(name).value = kept[name] ?? "";
+      for (const name of [...NUMBERS, ...TEXTS]) {
+        const control = this.#control(name);
+        control.value = kept[name] ?? "";
+        if (!control.checkValidity()) control.value = ""; // nobody remembers it, and it would keep all from being asked
+      }
     } catch {
       // storage may be forbidden, or hold what another version wrote
     }
@@ -41,19 +49,46 @@ export class Settings {
     } catch {
       // then they last as long as the page
     }
-    this.check();
+    if (!this.#mark()) this.onRight();
   }
 
-  /** Whether every control holds a possible value; says which one does not. */
+  /** Names of the controls, which are those of fields of a request. */
+  get names() {
+    return [...NUMBERS, "stop"];
+  }
+
+  /** Whether every control holds a possible value. */
   check() {
+    const wrong = this.#mark();
+    if (wrong) this.onWrong(wrong, this.#fault.textContent);
+    return !wrong;
+  }
+
+  /** Shows one control to the reader, who is to change it. */
+  reveal(control) {
+    control.closest("details").open = true;
+    control.scrollIntoView({ block: "center" });
+    control.focus();
+  }
+
+  /** The control of a field of a request. */
+  named(field) {
+    return this.#control(field);
+  }
+
+  /** Marks the controls that are wrong, and says so of the first one, which it returns. */
+  #mark() {
     const wrong = NUMBERS.map((name) => this.#control(name)).filter((control) => !control.checkValidity());
-    for (const name of NUMBERS) this.#control(name).removeAttribute("aria-invalid");
+    for (const name of NUMBERS) {
+      this.#control(name).removeAttribute("aria-invalid");
+      this.#control(name).removeAttribute("aria-describedby");
+    }
     for (const control of wrong) control.setAttribute("aria-invalid", "true");
+    wrong[0]?.setAttribute("aria-describedby", this.#fault.id);
     this.#fault.hidden = !wrong.length;
     const label = wrong[0]?.labels[0].textContent.trim();
     this.#fault.textContent = wrong.length ? `${label}: ${wrong[0].validationMessage}` : "";
-    wrong[0]?.closest("details").setAttribute("open", "");
-    return !wrong.length;
+    return wrong[0] ?? null;
   }
 
   /** The system prompt as messages: none or one. */

@@ -19,15 +19,24 @@ function button(label, action) {
 /** One answer and its footer. */
 class AnswerTurn {
   root = element("article", "turn answer waiting");
+  #who = element("h2", "who");
   #note = element("p", "note");
+  #detail = element("details", "small detail");
   #footer = element("footer", "small");
 
   constructor(model) {
     const body = element("div", "body");
-    this.root.append(element("h2", "who", model), body, this.#note, this.#footer);
+    this.name(model);
+    this.root.append(this.#who, body, this.#note, this.#detail, this.#footer);
+    this.#detail.hidden = true;
     this.root.setAttribute("aria-busy", "true");
     this.#note.hidden = true;
     this.text = new AnswerText(body);
+  }
+
+  /** Says who answers. */
+  name(model) {
+    this.#who.textContent = model || "Answer";
   }
 
   /** Says something beside the text: why nothing comes, or how it ended. An empty text takes it away. */
@@ -38,21 +47,37 @@ class AnswerTurn {
     if (fault) this.#note.setAttribute("role", "alert");
   }
 
+  get noted() {
+    return this.#note.textContent;
+  }
+
+  /** Shows the server's own words, if there are any, to who wants to read them. */
+  tell(detail) {
+    this.#detail.hidden = !detail;
+    this.#detail.replaceChildren(element("summary", "", "What the server said"), element("p", "", detail));
+  }
+
   add(tokens) {
     this.root.classList.remove("waiting");
     this.text.add(tokens);
   }
 
-  /** The answer is over. `again` asks anew. */
-  close(summary, againLabel, again) {
+  /** The answer is over. `offer` is what the reader may do next, `{ label, action }`, or null. */
+  close(summary, offer) {
     this.root.classList.remove("waiting");
     this.root.removeAttribute("aria-busy");
     this.text.close();
-    const copy = button("Copy", () => navigator.clipboard.writeText(this.text.text).catch(() => {}));
-    copy.hidden = !navigator.clipboard || !this.text.text;
-    const anew = button(againLabel, again);
-    anew.classList.add("again");
-    this.#footer.replaceChildren(element("span", "summary", summary), copy, anew);
+    const shown = [];
+    if (summary) shown.push(element("span", "summary", summary));
+    if (navigator.clipboard && this.text.text) {
+      shown.push(button("Copy", () => navigator.clipboard.writeText(this.text.text).catch(() => {})));
+    }
+    if (offer) {
+      const next = button(offer.label, offer.action);
+      next.classList.add("again");
+      shown.push(next);
+    }
+    this.#footer.replaceChildren(...shown);
   }
 }
 
@@ -92,9 +117,15 @@ export class Transcript {
     if (this.#follows) this.#root.scrollTop = this.#root.scrollHeight;
   }
 
-  /** Marks the last question as one that the model will not hear of again. */
+  /** Says of the last question that the model will not hear of it again. */
   forgetQuestion() {
-    [...this.#root.querySelectorAll(".question")].at(-1)?.classList.add("forgotten");
+    const last = [...this.#root.querySelectorAll(".question")].at(-1);
+    last?.append(element("p", "small forgotten", "Not answered, not sent again"));
+  }
+
+  /** Says something about the conversation as a whole. */
+  remark(text) {
+    this.#root.append(element("p", "turn small remark", text));
   }
 
   clear() {
