@@ -22,8 +22,9 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def watched(core: Path) -> Iterator[Server]:
-    """A server that gives a round six seconds; each test leaves it ready."""
-    with Server(core, ("--round-timeout", str(ROUND_TIMEOUT_S))) as server:
+    """A server that gives a round six seconds and loads for three; each test leaves it ready."""
+    slow_load = {"T1_LOAD_SECONDS": "3"}
+    with Server(core, ("--round-timeout", str(ROUND_TIMEOUT_S)), environment=slow_load) as server:
         yield server
 
 
