@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from recipes.components.target_law import Values
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:
@@ -95,19 +97,48 @@ class Proposal:
     law: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """What one lane asks of a drafter: at most `limit` drafts after `pending`, the token at position `consumed`.
+
+    `pages` as in `Lane`, valid for positions below consumed + limit + 1; `draws` float32 [limit] are this round's
+    uniforms of the draft domain; `values` the request's sampling values, which a drafter may shape its law by.
+    """
+
+    slot: int
+    consumed: int
+    pending: int
+    limit: int
+    pages: Tensor
+    draws: Tensor
+    values: Values
+
+
 class Drafter(Protocol):
     """A learned drafter. It proposes from its own cache, and absorbs committed history only."""
 
-    def propose(self, slot: int, consumed: int, pending: int, limit: int, draws: Tensor) -> Proposal:
-        """At most `limit` drafts after `pending`; `draws` float32 [limit] are this round's uniforms, draft domain."""
+    def propose(self, task: DraftTask) -> Proposal:
+        """Drafts and the law of each. What this writes is not committed."""
         ...
 
     def absorb(self, lane: Lane, tokens: Tensor, vectors: Tensor, kept: int) -> None:
-        """Takes the lane's first `kept` inputs, with their residuals [count, hidden_size], into the draft cache."""
+        """Takes the lane's first `kept` inputs, with their sampling vectors [count, hidden_size], into its cache."""
         ...
 
     def reset(self, slot: int) -> None:
         """Empties the slot's draft cache."""
+        ...
+
+    def snapshot(self, slot: int, target: int) -> None:
+        """Copies the slot's committed draft state, pages aside, into snapshot row `target`."""
+        ...
+
+    def export(self, lane: Lane, vectors: Tensor, kept: int, target: int) -> None:
+        """Like `snapshot`, of the prefix that ends with the lane's first `kept` rows; called after `absorb`."""
+        ...
+
+    def restore(self, source: int, slot: int) -> None:
+        """Copies snapshot row `source` into the slot's draft state."""
         ...
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.components.target_law import Values
+from recipes.components.target_law import Values, neutral_values
 from shared.frames import InitFloat, InitInt, PlanFrame, Status
 
 Ints = NDArray[np.int64]
@@ -67,7 +67,7 @@ class RequestState:
         self.generated, self.status, self.draft_cache = _row(slots), _row(slots), _row(slots)
         self.budget, self.prompt_length, self.top_logprobs = _row(slots), _row(slots), _row(slots, -1)
         self.seeds = [0] * slots
-        self.values = [_neutral()] * slots
+        self.values = [neutral_values()] * slots
         self.end_ids = [frozenset()] * slots
 
     def admit(self, slot: int, plan: PlanFrame) -> None:
@@ -122,19 +122,3 @@ class RequestState:
             self.status[slot] = Status.ENDED
         elif self.generated[slot] >= self.budget[slot]:
             self.status[slot] = Status.LENGTH
-
-
-def _neutral() -> Values:
-    return Values(
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        repetition=1.0,
-        frequency=0.0,
-        presence=0.0,
-        min_tokens=0,
-        end_ids=(),
-        bias_ids=torch.empty(0, dtype=torch.int64),
-        bias_values=torch.empty(0),
-    )

@@ -43,6 +43,23 @@ class Values:
         return self.repetition != 1.0 or self.frequency != 0.0 or self.presence != 0.0
 
 
+def neutral_values() -> Values:
+    """Values that leave the model's own law as it is."""
+    return Values(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition=1.0,
+        frequency=0.0,
+        presence=0.0,
+        min_tokens=0,
+        end_ids=(),
+        bias_ids=torch.empty(0, dtype=torch.int64),
+        bias_values=torch.empty(0),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Law:
     """Tokens of positive probability: `ids` int64 ascending, `probs` float64, sum one."""

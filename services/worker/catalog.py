@@ -34,7 +34,7 @@ class Catalog:
         geometry = manifest.geometry
         self._manifest, self.model, self._drafter = manifest, model, drafter
         self.state = RequestState(geometry.concurrency, geometry.vocab_size, geometry.hidden_size)
-        self.snapshots = Snapshots(model, self.state, geometry.snapshot_slots)
+        self.snapshots = Snapshots(model, drafter, self.state, geometry.snapshot_slots)
         self.counter = 0
         """The round counter: which frame is taken, and what its plan must state."""
         plan_layout, completion_layout = layouts

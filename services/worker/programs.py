@@ -14,7 +14,7 @@ import torch
 
 from recipes.components.acceptance import Drafts, Verdict, accept
 from recipes.components.copies import continuation_slice
-from recipes.components.model import Drafter, Lane, Model, rows_of
+from recipes.components.model import Drafter, DraftTask, Lane, Model, rows_of
 from recipes.components.philox import ordinary, proposals
 from recipes.components.request_state import RequestState
 from recipes.components.target_law import NotFinite, raw_logprobs
@@ -125,7 +125,9 @@ class Programs:
         if self._drafter is None or not learns or limit <= len(copied):
             return LaneJob(index, slot, Drafts(copied, (False,) * len(copied)), source, room)
         draws = torch.tensor(proposals(state.seeds[slot], consumed, limit))
-        proposal = self._drafter.propose(slot, consumed, pending, limit, draws)
+        pages = torch.from_numpy(plan.page_table[index].astype(np.int64))
+        task = DraftTask(slot, consumed, pending, limit, pages, draws, state.values[slot])
+        proposal = self._drafter.propose(task)
         learned = tuple(proposal.tokens.tolist())
         agrees = learned[: len(copied)] == copied
         tokens = learned if agrees and len(learned) > len(copied) else copied
@@ -157,10 +159,13 @@ class Programs:
             return
         kept, boundary = len(verdict.tokens), int(plan.export_boundary[job.index])
         row = int(plan.export_slot[job.index])
-        if self._snapshots.holds(row) and lane.first < boundary <= lane.first + kept:
-            at = boundary - lane.first
+        at = boundary - lane.first if self._snapshots.holds(row) else 0
+        exports = 0 < at <= kept
+        if exports:
             self._snapshots.export(lane, at, row, int(inputs[at - 1]), vectors[lane.start + at - 1])
         self._commit(lane, kept, inputs, vectors[rows], learns)
+        if exports:
+            self._snapshots.export_drafts(lane, at, row, vectors[rows])
         state.pending[slot] = verdict.tokens[-1]
         self._emit(slot, verdict, out, logits[rows])
         out.write(

@@ -1,6 +1,6 @@
 """Snapshot rows: what a prefix of P consumed tokens needs besides its pages, to be restored into any slot.
 
-The model keeps its own kinds; here lie the sampling vector, the count and the token at P - 1.
+Model and drafter keep their own kinds; here lie the sampling vector, the count and the token at P - 1.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from recipes.components.model import Lane, Model
+from recipes.components.model import Drafter, Lane, Model
 from recipes.components.request_state import NOBODY, RequestState
 
 
 class Snapshots:
     """`rows` snapshot rows beside the slots of `state`."""
 
-    def __init__(self, model: Model, state: RequestState, rows: int) -> None:
+    def __init__(self, model: Model, drafter: Drafter | None, state: RequestState, rows: int) -> None:
         self._model = model
+        self._drafter = drafter
         self._state = state
         self.rows = rows
         self.consumed = np.full(rows, NOBODY, dtype=np.int64)
@@ -31,6 +32,8 @@ class Snapshots:
         """Copies the slot's committed state."""
         state = self._state
         self._model.snapshot(slot, row)
+        if self._drafter is not None:
+            self._drafter.snapshot(slot, row)
         self.consumed[row], self.last_token[row] = state.consumed[slot], state.previous[slot]
         self._vectors[row] = state.vectors[slot]
 
@@ -40,10 +43,18 @@ class Snapshots:
         self.consumed[row], self.last_token[row] = lane.first + kept, last_token
         self._vectors[row] = vector
 
+    def export_drafts(self, lane: Lane, kept: int, row: int, vectors: torch.Tensor) -> None:
+        """The drafter's part of an export, once it has absorbed; `vectors` float32 [count, H] are the lane's."""
+        if self._drafter is not None:
+            self._drafter.export(lane, vectors, kept, row)
+
     def restore(self, row: int, slot: int) -> None:
         """Copies a row into a slot that `init` has reset; the slot then has no pending token until `resume`."""
         state = self._state
         self._model.restore(row, slot)
+        if self._drafter is not None:
+            self._drafter.restore(row, slot)
+            state.draft_cache[slot] = max(int(self.consumed[row]) - 1, 0)
         state.consumed[slot], state.previous[slot] = self.consumed[row], self.last_token[row]
         state.vectors[slot] = self._vectors[row]
 
