@@ -26,6 +26,15 @@ class WeightChoice(Protocol):
         ...
 
 
+@runtime_checkable
+class TinyCheckpoints(Protocol):
+    """A recipe that can write checkpoints of its format for tests."""
+
+    def write_tiny(self, folder: Path, seed: int) -> None:
+        """Writes one into an empty folder."""
+        ...
+
+
 class _Commands(click.Group):
     """Lists the recipes under the commands, with their draft counts."""
 
@@ -102,6 +111,20 @@ def export(
             lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
         )
     _show(core, prepared)
+
+
+@main.command()
+@click.argument("recipe")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--seed", type=int, default=0, show_default=True, help="Equal seeds write equal checkpoints.")
+def tiny(recipe: str, folder: Path, seed: int) -> None:
+    """Write a tiny checkpoint of RECIPE's real format into FOLDER, with random weights."""
+    chosen = recipe_named(recipe)
+    if not isinstance(chosen, TinyCheckpoints):
+        raise click.UsageError(f"recipe {recipe} has no tiny checkpoints")
+    if folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} is not empty")
+    chosen.write_tiny(folder, seed)
 
 
 @main.command()

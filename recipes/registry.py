@@ -10,6 +10,7 @@ import importlib
 import os
 
 from recipes.declaration import Recipe
+from recipes.qwen38.recipe import RECIPES as QWEN38
 from recipes.smollm2.recipe import RECIPES as SMOLLM2
 from shared.errors import ManifestError
 
@@ -18,7 +19,7 @@ VARIABLE = "FLARE_RECIPE_MODULES"
 
 def recipes() -> dict[str, Recipe]:
     """Name to recipe. Raises `ManifestError` on a module that cannot be used or a name taken twice."""
-    found: dict[str, Recipe] = {recipe.name: recipe for recipe in SMOLLM2}
+    found: dict[str, Recipe] = {recipe.name: recipe for recipe in (*SMOLLM2, *QWEN38)}
     for name in filter(None, (part.strip() for part in os.environ.get(VARIABLE, "").split(","))):
         try:
             added: tuple[Recipe, ...] = importlib.import_module(name).RECIPES

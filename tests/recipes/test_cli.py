@@ -21,7 +21,7 @@ from tests.recipes.conftest import save_tiny
 def test_help_lists_each_recipe_with_its_draft_counts() -> None:
     shown = CliRunner().invoke(main, ["--help"])
     assert shown.exit_code == 0
-    assert "smollm2  7, 7, copies only" in shown.output
+    assert "smollm2        7, 7, copies only" in shown.output
 
 
 def test_export_then_inspect(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_recipes_of_other_modules_are_registered(monkeypatch: pytest.MonkeyPatch
     module.__dict__["RECIPES"] = (Other(),)
     monkeypatch.setitem(sys.modules, "other_recipes", module)
     monkeypatch.setenv(VARIABLE, "other_recipes, ")
-    assert sorted(recipes()) == ["other", "smollm2"]
+    assert sorted(recipes()) == ["other", "qwen3.8-flash", "smollm2"]
     module.__dict__["RECIPES"] = (SmolLM2(),)
     with pytest.raises(ManifestError, match="'smollm2', which exists already"):
         recipes()

@@ -1,0 +1,92 @@
+"""The Qwen3.8-Flash recipe: FP4-Local checkpoints, the target and its MTP drafter. In `ignition` and the worker.
+
+The CPU computes in float32 what the checkpoint's tensors dequantise to: a reference for every operator, and a server
+for tiny checkpoints. A core at full geometry can be exported and inspected here, not served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from recipes.components.model import StateBytes
+from recipes.declaration import LoadConfig, Loaded, PreparationConfig, Progress, Speculation
+from recipes.qwen38.architecture import Architecture
+from recipes.qwen38.memory import items
+from shared.errors import ManifestError
+from shared.manifest import Manifest
+
+TARGET_FILE, DRAFTER_FILE = "target.safetensors", "mtp.safetensors"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The recipe's part of the manifest. `alias`: the drafter's layer as quantisation maps name it, and as stored."""
+
+    architecture: Architecture
+    alias: tuple[str, str]
+    drafter: bool
+
+
+def settings_of(manifest: Manifest) -> Settings:
+    """The recipe's own part of the manifest. Raises `ManifestError`."""
+    try:
+        return msgspec.json.decode(manifest.settings, type=Settings)
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"the manifest's settings are not of the qwen3.8-flash recipe: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen38:
+    """The `Recipe`."""
+
+    @property
+    def name(self) -> str:
+        """The name in the registry and in manifests."""
+        return "qwen3.8-flash"
+
+    @property
+    def speculation(self) -> Speculation:
+        """Five drafts by default, seven at most, by the checkpoint's own MTP layer; copies beside them."""
+        return Speculation(default_drafts=5, maximum_drafts=7, learned="mtp")
+
+    def export(self, checkpoint: Path, core: Path, config: PreparationConfig, progress: Progress) -> Manifest:
+        """Writes the core. Raises `CheckpointError` and `ManifestError`."""
+        from recipes.qwen38.export import export_core
+
+        return export_core(checkpoint, core, config, self.name, self.speculation, progress)
+
+    def write_tiny(self, folder: Path, seed: int) -> None:
+        """Writes a tiny checkpoint in the real format."""
+        from recipes.qwen38.tiny import tiny_architecture, write_tiny
+
+        write_tiny(folder, tiny_architecture(), seed)
+
+    def bill(self, manifest: Manifest, config: LoadConfig) -> tuple[StateBytes, ...]:
+        """What `load` will hold with these pages, slots and snapshots."""
+        settings = settings_of(manifest)
+        found = items(settings.architecture, settings.drafter, config.pages, config.slots, config.snapshots)
+        return tuple(StateBytes(item.name, item.nbytes) for item in found)
+
+    def load(self, core: Path, manifest: Manifest, config: LoadConfig) -> Loaded:
+        """Reads the weights and allocates all state. Raises `CheckpointError`."""
+        from recipes.components.safetensors_headers import survey
+        from recipes.components.tensor_store import TensorStore
+        from recipes.qwen38.mtp import MtpDrafter, MtpLayer
+        from recipes.qwen38.target import Target
+        from recipes.qwen38.weights import WeightReader, read_drafter, read_target
+
+        settings = settings_of(manifest)
+        files = [core / TARGET_FILE, *([core / DRAFTER_FILE] if settings.drafter else [])]
+        reader = WeightReader(settings.architecture, TensorStore(survey(files)))
+        weights = read_target(reader)
+        target = Target(settings.architecture, weights, config)
+        if not settings.drafter:
+            return Loaded(target, None)
+        rows = config.slots + config.snapshots
+        layer = MtpLayer(settings.architecture, read_drafter(reader, weights), config.pages, rows)
+        return Loaded(target, MtpDrafter(layer, config.slots, rows, settings.architecture.streams_width))
+
+
+RECIPES = (Qwen38(),)
