@@ -1,27 +1,25 @@
 """Writes the core folder of a checkpoint: tensors as they are stored, tokenizer, manifest. Runs in `ignition` only.
 
-All is written to a sibling folder and renamed at the end: an interrupted export never looks like a core. Tensors are
-copied between files without passing through memory, since a checkpoint is larger than that.
+Tensors are copied between files without passing through memory, since a checkpoint is larger than that.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from recipes.components.capacity import catalog, speculative_widths
+from recipes.components.core_folder import TextSide, refuse_existing, write_core
 from recipes.components.tensor_store import copy_tensors, nbytes
 from recipes.declaration import PreparationConfig, Progress, Speculation
 from recipes.qwen38.checkpoint import Checkpoint
 from recipes.qwen38.memory import items
 from recipes.qwen38.quantization import mtp_alias
 from recipes.qwen38.recipe import DRAFTER_FILE, TARGET_FILE, Settings
-from recipes.qwen38.text_side import TextSide, read_text_side
+from recipes.qwen38.text_side import read_text_side
 from shared import manifest
-from shared.errors import CheckpointError, ManifestError
+from shared.errors import ManifestError
 from shared.manifest import ABI, Geometry, Manifest
 
 ACTIVATIONS = "float32; NVFP4 experts W4A16, input scales kept and not applied"
@@ -36,23 +34,11 @@ def export_core(
     progress: Progress,
 ) -> Manifest:
     """The manifest of the core written to `core`, which must not exist yet. Raises `CheckpointError`."""
-    if core.exists() and (not core.is_dir() or any(core.iterdir())):
-        raise CheckpointError(f"{core} exists already: remove it or choose another folder")
+    refuse_existing(core)
     checkpoint = Checkpoint(checkpoint_path)
     text = read_text_side(checkpoint_path, checkpoint.architecture)
     prepared = _manifest(checkpoint, text, config, recipe, speculation)
-    core.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{core.name}.partial-", dir=core.parent))
-    try:
-        _write_tensors(checkpoint, partial, progress)
-        (partial / "tokenizer.json").write_text(text.tokenizer, encoding="utf-8")
-        (partial / "tokenizer_config.json").write_bytes(msgspec.json.format(msgspec.json.encode(text.tokenizer_config)))
-        (partial / "manifest.json").write_bytes(manifest.encode(prepared))
-        partial.chmod(0o755)
-        partial.replace(core)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    write_core(core, prepared, text, lambda folder: _write_tensors(checkpoint, folder, progress))
     return prepared
 
 

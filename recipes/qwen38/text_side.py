@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from recipes.components.core_folder import TextSide
 from recipes.qwen38.architecture import Architecture
 from shared.errors import CheckpointError
 from shared.manifest import GenerationDefaults
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What the frontend needs: both files' contents, the end tokens and the sampling defaults."""
-
-    tokenizer: str
-    tokenizer_config: dict[str, object]
-    end_ids: tuple[int, ...]
-    defaults: GenerationDefaults
 
 
 class _Generation(msgspec.Struct, frozen=True):

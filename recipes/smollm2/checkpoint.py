@@ -5,25 +5,14 @@ Runs in `ignition` only. `open_checkpoint` decides by what lies at the path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from recipes.components.core_folder import TextSide
 from recipes.smollm2.architecture import Architecture
 from shared.errors import CheckpointError
-from shared.manifest import GenerationDefaults
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What the frontend needs: both files' contents, the end tokens and the checkpoint's sampling defaults."""
-
-    tokenizer: str
-    tokenizer_config: dict[str, object]
-    end_ids: tuple[int, ...]
-    defaults: GenerationDefaults
 
 
 class Checkpoint(Protocol):

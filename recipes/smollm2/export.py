@@ -1,25 +1,20 @@
-"""Writes the core folder of a checkpoint: weights, tokenizer, manifest.
-
-Runs in `ignition` only. All is written to a sibling folder and renamed at the end: an interrupted export never looks
-like a core. The manifest is written last, for the same reason.
-"""
+"""Writes the core folder of a checkpoint: weights, tokenizer, manifest. Runs in `ignition` only."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from recipes.components.capacity import catalog, speculative_widths
+from recipes.components.core_folder import TextSide, refuse_existing, write_core
 from recipes.declaration import PreparationConfig, Progress, Speculation
 from recipes.smollm2.architecture import Settings, WeightFormat
-from recipes.smollm2.checkpoint import Checkpoint, TextSide, open_checkpoint
+from recipes.smollm2.checkpoint import Checkpoint, open_checkpoint
 from recipes.smollm2.memory import bill_of
 from recipes.smollm2.weights import FILE, write_weights
 from shared import manifest
-from shared.errors import CheckpointError, ManifestError
+from shared.errors import ManifestError
 from shared.manifest import ABI, Geometry, Manifest
 
 ACTIVATION_POLICIES: dict[WeightFormat, str] = {
@@ -38,25 +33,11 @@ def export_core(
     progress: Progress,
 ) -> Manifest:
     """The manifest of the core written to `core`, which must not exist yet. Raises `CheckpointError`."""
-    if core.exists() and (not core.is_dir() or any(core.iterdir())):
-        raise CheckpointError(f"{core} exists already: remove it or choose another folder")
+    refuse_existing(core)
     checkpoint = open_checkpoint(checkpoint_path)
     text = checkpoint.text_side()
     prepared = _manifest(checkpoint, text, config, recipe, speculation, form)
-    core.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{core.name}.partial-", dir=core.parent))
-    try:
-        write_weights(checkpoint, partial / FILE, form, progress)
-        (partial / "tokenizer.json").write_text(text.tokenizer, encoding="utf-8")
-        (partial / "tokenizer_config.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(text.tokenizer_config), indent=2)
-        )
-        (partial / "manifest.json").write_bytes(manifest.encode(prepared))
-        partial.chmod(0o755)
-        partial.replace(core)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    write_core(core, prepared, text, lambda folder: write_weights(checkpoint, folder / FILE, form, progress))
     return prepared
 
 

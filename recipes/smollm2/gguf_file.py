@@ -14,8 +14,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from torch import Tensor
 
+from recipes.components.core_folder import TextSide
 from recipes.smollm2.architecture import Architecture, check_tensors, checked, required
-from recipes.smollm2.checkpoint import TextSide
 from recipes.smollm2.tokenizer import byte_level_tokenizer
 from shared.errors import CheckpointError
 from shared.manifest import GenerationDefaults

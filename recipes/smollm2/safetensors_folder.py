@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from recipes.components.core_folder import TextSide
 from recipes.components.rotary import pair_heads
 from recipes.smollm2.architecture import Architecture, check_tensors, checked, required
-from recipes.smollm2.checkpoint import TextSide
 from shared.errors import CheckpointError
 from shared.manifest import GenerationDefaults
 
