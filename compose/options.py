@@ -7,7 +7,6 @@ into arguments for a child without a table in between.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import Any, TypeVar
 
 import click
 
+from shared.byte_sizes import Room, Share, byte_size, room
 from shared.errors import ProcessError
 from shared.log_config import CHOICES
 from shared.metrics_address import LOOPBACK
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 Config = TypeVar("Config")
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 class Size(click.ParamType[int]):
@@ -34,10 +31,24 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = _SIZE.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is not a size such as 512MiB", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2].lower()])
+        try:
+            return byte_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Headroom(click.ParamType[Room]):
+    """A number of bytes, or a part of a device's memory: 512MiB, 5%."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Room:
+        if isinstance(value, int | Share):
+            return value
+        try:
+            return room(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Listed(click.ParamType[str]):
@@ -166,17 +177,33 @@ FRONTEND: tuple[Decorator, ...] = (
     *LOGS,
 )
 SCHEDULER: tuple[Decorator, ...] = (
-    click.option("--mtp-draft-tokens", "draft_tokens", type=int, help="Most drafts of a round; 0 drafts nothing."),
+    click.option(
+        "--mtp-draft-tokens",
+        "draft_tokens",
+        type=int,
+        help="Most drafts of a round; 0 serves without speculation, by the core's ordinary graphs.",
+    ),
     click.option(
         "--mtp-adaptive-verification/--no-mtp-adaptive-verification",
         "adaptive",
-        default=True,
-        help="Verify no wider than there are drafts.",
+        default=None,
+        help="Choose each round's width by what drafts have brought, or always take one; by default as the core says.",
+    ),
+    click.option(
+        "--speculative-fixed-width",
+        "fixed_width",
+        type=int,
+        help="The one width of all rounds, the pending token included; a prepared one. By default the widest.",
     ),
     click.option(
         "--history-drafts/--no-history-drafts", default=None, help="Copy drafts from text that was generated before."
     ),
     click.option("--prompt-drafts/--no-prompt-drafts", default=None, help="Copy drafts from the request's own text."),
+    click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=True,
+        help="Keep the state of prompts and answers for requests that begin alike.",
+    ),
     CONCURRENCY,
     click.option("--queue-limit", type=int, default=256, show_default=True, help="Requests that may wait."),
     SERVED_MODEL_NAME,
@@ -198,11 +225,30 @@ WORKER: tuple[Decorator, ...] = (
     CONCURRENCY,
     click.option(
         "--headroom",
-        "headroom_bytes",
-        type=Size(),
+        type=Headroom(),
         default=512 << 20,
         show_default="512MiB",
-        help="Memory that stays free on the device.",
+        help="Memory that stays free on the device: a size, or a part of all of it, such as 5%.",
+    ),
+    click.option(
+        "--embedding-table-storage",
+        type=click.Choice(["gpu", "ram", "disk"]),
+        help="Where embedding tables lie: the device's memory, the host's, or a file that a row server reads; "
+        "by default as the core says.",
+    ),
+    click.option(
+        "--embedding-table-cache-size",
+        type=Size(),
+        default=256 << 20,
+        show_default="256MiB",
+        help="Memory for the rows of tables on disk that were asked for lately.",
+    ),
+    click.option(
+        "--embedding-row-timeout",
+        type=float,
+        default=10.0,
+        show_default=True,
+        help="Seconds without progress after which a row server is replaced; the rounds that wait for it fail.",
     ),
     click.option("--threads", type=int, help="Threads of the CPU's arithmetic; by default all cores but one."),
     click.option(

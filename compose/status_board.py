@@ -97,6 +97,21 @@ def _acceptance(scheduler: Scrape) -> list[tuple[str, str]]:
     return found
 
 
+def _tables(worker: Scrape) -> list[tuple[str, str]]:
+    """Where embedding tables lie, for a core that has any; of those on disk, what the row server's cache is worth."""
+    places = [(worker.total(metrics.TABLE_BYTES, storage=name), name) for name in ("gpu", "ram", "disk")]
+    lying = [f"{_size(nbytes)} {'on' if name == 'disk' else 'in'} {name}" for nbytes, name in places if nbytes]
+    if not lying:
+        return []
+    found = [("embedding tables", ", ".join(lying))]
+    asked = worker.total(metrics.ROWS_ASKED + _COUNTED)
+    if asked:
+        hits = _share(worker.total(metrics.ROW_CACHE_HITS + _COUNTED), asked)
+        restarts = _plain(worker.total(metrics.ROW_SERVER_RESTARTS + _COUNTED))
+        found.append(("  rows", f"{hits} of {asked:.0f} from the cache; row server replaced {restarts} times"))
+    return found
+
+
 def board(
     before: Mapping[str, Scrape], after: Mapping[str, Scrape], pids: Mapping[str, int], seconds: float, now: float
 ) -> Board:
@@ -124,5 +139,6 @@ def board(
         ),
         ("pages used", f"{_plain(used)} of {_plain(pages)} ({_share(used, pages)})"),
         ("frames outstanding", _plain(scheduler.total(metrics.ROUNDS_OUTSTANDING))),
+        *_tables(worker),
     ]
     return Board(rows, tuple(values))

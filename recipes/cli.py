@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from recipes.declaration import PreparationConfig, Recipe
+from recipes.components.core_folder import refuse_existing
+from recipes.declaration import Planned, Recipe
+from recipes.inspection import show
+from recipes.preparation import config_of, formatted, given, preparation
 from recipes.registry import recipe_named, recipes
 from shared import manifest
+from shared.byte_sizes import byte_size
 from shared.errors import FlareError
-from shared.manifest import Manifest
 
-
-@runtime_checkable
-class WeightChoice(Protocol):
-    """A recipe that can export more than one weight format."""
-
-    def with_weights(self, weights: str) -> Recipe:
-        """The recipe that exports `weights`."""
-        ...
+HEADROOM = "512MiB"
 
 
 @runtime_checkable
@@ -44,17 +42,40 @@ class _Commands(click.Group):
             formatter.write_dl([(name, _draft_counts(recipe)) for name, recipe in sorted(recipes().items())])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Runs the command; an error of ours becomes one line and exit code 1."""
+        """Runs the command; an error of ours or of the file system becomes one line and exit code 1."""
         try:
             return super().invoke(ctx)
         except FlareError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read our output has left: click ends quietly
+                raise
+            place = "" if error.filename is None else f"{error.filename}: "
+            raise click.ClickException(f"{place}{error.strerror or error}") from error
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """An `OSError` of a write, which knows no path, gets that of the folder which is being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(folder)
+        raise
 
 
 def _draft_counts(recipe: Recipe) -> str:
     speculation = recipe.speculation
     drafter = speculation.learned or "copies only"
     return f"{speculation.default_drafts}, {speculation.maximum_drafts}, {drafter}"
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        return byte_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
 
 
 @click.group(cls=_Commands)
@@ -66,51 +87,22 @@ def main() -> None:
 @click.argument("recipe")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("core", type=click.Path(path_type=Path))
-@click.option("--concurrency", default=4, show_default=True, help="Requests that run at the same time.")
-@click.option("--context-length", default=2048, show_default=True, help="Tokens of prompt and answer together.")
-@click.option(
-    "--mtp-draft-tokens", type=int, default=None, help="Drafts a round at most; the recipe's default if unset."
-)
-@click.option("--speculative-token-capacity", default=128, show_default=True, help="Rows of one speculative graph.")
-@click.option("--history-drafts/--no-history-drafts", default=False, show_default=True, help="Draft from past answers.")
-@click.option("--pages", type=int, default=None, help="64-token pages; all requests at full context if unset.")
-@click.option("--weights", default=None, help="Weight format, where the recipe has a choice (int8, float32).")
-def export(
-    recipe: str,
-    checkpoint: Path,
-    core: Path,
-    concurrency: int,
-    context_length: int,
-    mtp_draft_tokens: int | None,
-    speculative_token_capacity: int,
-    history_drafts: bool,
-    pages: int | None,
-    weights: str | None,
-) -> None:
+@preparation
+def export(recipe: str, checkpoint: Path, core: Path, **values: Any) -> None:
     """Prepare the folder CORE from CHECKPOINT with RECIPE."""
-    chosen = recipe_named(recipe)
-    if weights is not None:
-        if not isinstance(chosen, WeightChoice):
-            raise click.UsageError(f"recipe {recipe} has one weight format only")
-        chosen = chosen.with_weights(weights)
-    config = PreparationConfig(
-        concurrency=concurrency,
-        context_length=context_length,
-        draft_tokens=mtp_draft_tokens,
-        speculative_token_capacity=speculative_token_capacity,
-        pages=pages,
-        history_drafts=history_drafts,
-    )
+    chosen = formatted(recipe_named(recipe), values)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("opening checkpoint", total=None)
-        prepared = chosen.export(
-            checkpoint,
-            core,
-            config,
-            lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-        )
-    _show(core, prepared)
+    bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+    task = bar.add_task("")
+    with _writing(core), ExitStack() as shown:
+
+        def advance(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+            if not bar.live.is_started:  # what is refused before has nothing to show
+                shown.enter_context(bar)
+
+        prepared = chosen.export(checkpoint, core, config_of(values), advance)
+    show(str(core), chosen, prepared, byte_size(HEADROOM))
 
 
 @main.command()
@@ -122,39 +114,29 @@ def tiny(recipe: str, folder: Path, seed: int) -> None:
     chosen = recipe_named(recipe)
     if not isinstance(chosen, TinyCheckpoints):
         raise click.UsageError(f"recipe {recipe} has no tiny checkpoints")
-    if folder.exists() and any(folder.iterdir()):
-        raise click.UsageError(f"{folder} is not empty")
-    chosen.write_tiny(folder, seed)
+    refuse_existing(folder)
+    with _writing(folder):
+        chosen.write_tiny(folder, seed)
 
 
 @main.command()
-@click.argument("core", type=click.Path(path_type=Path))
-def inspect(core: Path) -> None:
-    """Say what CORE holds and how much memory it needs."""
-    _show(core, manifest.read(core))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--recipe", help="FOLDER is a checkpoint: what a core of it by this recipe would be.")
+@click.option("--headroom", default=HEADROOM, show_default=True, callback=_bytes, help="Memory to be kept free.")
+@preparation
+@click.pass_context
+def inspect(context: click.Context, /, folder: Path, recipe: str | None, headroom: int, **values: Any) -> None:
+    """Say what the core in FOLDER holds and how much memory it needs, by kind.
 
-
-def _show(core: Path, prepared: Manifest) -> None:
-    geometry = prepared.geometry
-    held = Table("what", "value", title=str(core), title_justify="left")
-    for what, value in (
-        ("model", prepared.model_name),
-        ("recipe", prepared.recipe),
-        ("arithmetic", prepared.activation_policy),
-        ("context", f"{geometry.context_length} tokens"),
-        ("concurrency", f"{geometry.concurrency} requests"),
-        ("pages", f"{geometry.pages} of {geometry.page_tokens} tokens"),
-        ("graphs", str(len(prepared.graphs))),
-        ("verification widths", ", ".join(map(str, prepared.verification_widths))),
-        ("history drafts", "on" if prepared.history_drafts else "off"),
-    ):
-        held.add_row(what, value)
-    bill = Table("memory", "MiB", title="bill", title_justify="left")
-    bill.columns[1].justify = "right"
-    for item in prepared.bill:
-        bill.add_row(item.name, f"{item.nbytes / 2**20:.1f}")
-    bill.add_section()
-    bill.add_row("total", f"{sum(item.nbytes for item in prepared.bill) / 2**20:.1f}")
-    console = Console()
-    console.print(held)
-    console.print(bill)
+    With --recipe, FOLDER is a checkpoint, and the other options are those of an export that is not made.
+    """
+    if recipe is None:
+        if asked := given(context, tuple(values)):
+            raise click.UsageError(f"{', '.join(asked)}: a core is what it is; for a checkpoint name its --recipe")
+        prepared = manifest.read(folder)
+        show(str(folder), recipe_named(prepared.recipe), prepared, headroom)
+        return
+    chosen = formatted(recipe_named(recipe), values)
+    if not isinstance(chosen, Planned):
+        raise click.UsageError(f"recipe {recipe} tells of a checkpoint only what it exports")
+    show(str(folder), chosen, chosen.plan(folder, config_of(values)), headroom)

@@ -123,6 +123,12 @@ class RegionError(ProcessError):
     code: ClassVar[str] = "region_error"
 
 
+class RowsLost(ProcessError):
+    """Rows of an embedding table did not come: the row server died, hung, or answered another round."""
+
+    code: ClassVar[str] = "rows_lost"
+
+
 class RoundTimeout(ProcessError):
     """A round has been running for so long that it is not expected to end."""
 

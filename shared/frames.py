@@ -71,7 +71,8 @@ class Layout:
         }
 
 
-def _layout(spec: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Layout:
+def arranged(spec: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Layout:
+    """The layout of these fields (name, dtype, shape), one behind the other, each at a multiple of 8 bytes."""
     offset, found = 0, []
     for name, dtype, shape in spec:
         field = Field(name, dtype, shape, offset)
@@ -112,6 +113,8 @@ class Fault(IntFlag):
     ROW_SERVER = 32
     MASK_NOT_READY = 64
     NOT_FINITE = 128
+    WRONG_PREFIX = 256
+    """A restore found another prefix than its plan counted on."""
 
 
 class Meta(IntEnum):
@@ -141,7 +144,8 @@ class Meta(IntEnum):
 class PlanFrame:
     """Views of one plan frame. L = lanes (concurrency), P = pages of a request, C = largest chunk.
 
-    `init_*` describes the one request that an init graph admits, `chunk_*` the chunk of prefill and mixed graphs,
+    `init_*` describes the one request that an init graph admits, `chunk_*` the chunk of prefill and mixed graphs, or
+    the stretch of a cached prefix that a restore graph notes for penalties,
     `copy_tokens[l]` a continuation whose first token belongs at absolute position `copy_anchor[l]`.
     """
 
@@ -182,6 +186,9 @@ class PlanFrame:
     init_bias_ids: Array
     init_bias_values: Array
     snapshot_row: Array
+    """The row that a restore reads and a snapshot writes; -1: none."""
+    restore_length: Array
+    """Consumed tokens of the slot once a restore is over: what its row must hold."""
     tail: Array
 
 
@@ -199,6 +206,8 @@ class InitInt(IntEnum):
     """-1: no log probabilities; else how many alternatives."""
     PROMPT_LENGTH = 7
     """Chunk tokens at positions below it are prompt; from it on they are generated (replayed after a preemption)."""
+    PREFIX = 8
+    """Tokens whose state lies in the request's pages already, where pages alone continue a prefix; else 0."""
 
 
 class InitFloat(IntEnum):
@@ -228,7 +237,7 @@ def plan_layout(geometry: Geometry, largest_chunk: int) -> Layout:
     """Layout of a plan frame for a core: `largest_chunk` is its largest prefill or mixed chunk in tokens."""
     lanes, pages = geometry.concurrency, geometry.pages_per_request
     one = (1,)
-    return _layout(
+    return arranged(
         (
             ("head", "<i8", one),
             ("graph", "<i8", one),
@@ -263,6 +272,7 @@ def plan_layout(geometry: Geometry, largest_chunk: int) -> Layout:
             ("init_bias_ids", "<i4", (MAXIMUM_BIAS,)),
             ("init_bias_values", "<f4", (MAXIMUM_BIAS,)),
             ("snapshot_row", "<i8", one),
+            ("restore_length", "<i8", one),
             ("tail", "<i8", one),
         )
     )
@@ -271,7 +281,7 @@ def plan_layout(geometry: Geometry, largest_chunk: int) -> Layout:
 def completion_layout(geometry: Geometry) -> Layout:
     """Layout of a completion frame for a core."""
     slots = geometry.concurrency
-    return _layout(
+    return arranged(
         (
             ("head", "<i8", (1,)),
             ("records", "<i8", (slots, METADATA + ROW_TOKENS)),

@@ -29,6 +29,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def add(self, other: Histogram) -> None:
+        """Counts all that `other`, of the same bounds, has counted."""
+        self.counts = [own + more for own, more in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
     def cumulative(self) -> list[tuple[str, int]]:
         """(upper bound, observations up to it), ascending, as Prometheus wants them; the last bound is +Inf."""
         found, below = [], 0

@@ -6,12 +6,13 @@ source of the graph fields: mtp-design.md, "Graph catalog, control and schedulin
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from shared.errors import ManifestError
+from shared.errors import ManifestError, ProcessError
 
 ABI = 6
 PAGE_TOKENS = 64
@@ -24,6 +25,9 @@ REFUSED_OPERATIONS = frozenset({10, 11, 13})
 Kind = Literal[
     "prefill", "scored_prefill", "decode", "resume", "speculative", "mixed", "init", "restore", "snapshot", "vision"
 ]
+STATE_KINDS: frozenset[Kind] = frozenset({"init", "resume", "restore", "snapshot"})
+"""Operations on a slot's state, which take no tokens."""
+_TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 OPERATIONS: dict[str, int] = {
     "prefill": 1,
     "scored_prefill": 2,
@@ -87,14 +91,26 @@ class BillItem(msgspec.Struct, frozen=True):
     nbytes: int
 
 
+Storage = Literal["gpu", "ram", "disk"]
+"""Where a table lies: device memory; host memory that the device reads; a file that a row server reads."""
+
+
 class EmbeddingTable(msgspec.Struct, frozen=True):
-    """A table whose rows may live off the device; reached through its mailbox (architecture.md, section 2)."""
+    """A table whose rows may live off the device; reached through its mailbox (architecture.md, section 2).
+
+    `mailbox_ids` are the most rows that one round asks for; `storage` is where it lies unless an operator chooses.
+    """
 
     name: str
     rows: int
     row_bytes: int
     mailbox_ids: int
-    storage: Literal["gpu", "ram", "disk"] = "gpu"
+    storage: Storage = "gpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.rows * self.row_bytes
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -113,6 +129,10 @@ class Manifest(msgspec.Struct, frozen=True):
     activation_policy: str
     bill: tuple[BillItem, ...]
     embedding_tables: tuple[EmbeddingTable, ...] = ()
+    continuation_row_bytes: int = 0
+    """State, pages aside, that a snapshot row must hold for a prefix to be continued; 0: its pages are enough."""
+    adaptive_verification: bool = True
+    """The policy of verification where the operator of a server chooses none."""
     settings: msgspec.Raw = msgspec.Raw(b"{}")
 
     @property
@@ -141,6 +161,16 @@ class Manifest(msgspec.Struct, frozen=True):
         return tuple(sorted((g.batch_capacity, g.token_capacity) for g in self.graphs if g.kind == kind))
 
 
+def storages(manifest: Manifest, chosen: Storage | None) -> dict[str, Storage]:
+    """Where each embedding table lies, by its name: as the operator has `chosen`, else as the core says.
+
+    Raises `ProcessError` for a choice without a table that it could be about.
+    """
+    if chosen is not None and not manifest.embedding_tables:
+        raise ProcessError("this core has no embedding table that could lie anywhere: choose no storage for it")
+    return {table.name: chosen or table.storage for table in manifest.embedding_tables}
+
+
 def largest_chunk(manifest: Manifest) -> int:
     """Most prompt tokens that one round takes: the size of a plan frame's chunk field."""
     return max((g.token_capacity for g in manifest.graphs if g.kind in ("prefill", "mixed")), default=1)
@@ -150,6 +180,37 @@ def check(manifest: Manifest) -> Manifest:
     """The manifest itself, if this version can serve it. Raises `ManifestError` naming the fault."""
     if manifest.abi != ABI:
         raise ManifestError(f"execution ABI {manifest.abi} is not {ABI}: export the core again")
+    _check_sizes(manifest)
+    _check_graphs(manifest)
+    _check_tables(manifest.embedding_tables)
+    return manifest
+
+
+def at_least(least: int, what: str, value: int) -> None:
+    """Raises `ManifestError`, which names `what`, for a smaller `value`."""
+    if value < least:
+        raise ManifestError(f"{what} must be at least {least}, not {value}")
+
+
+def _check_sizes(manifest: Manifest) -> None:
+    geometry = manifest.geometry
+    at_least(1, "vocabulary size", geometry.vocab_size)
+    at_least(1, "hidden size", geometry.hidden_size)
+    at_least(1, "context length", geometry.context_length)
+    at_least(1, "concurrency", geometry.concurrency)
+    at_least(0, "snapshot slots", geometry.snapshot_slots)
+    at_least(1, "speculative token capacity", manifest.speculative_token_capacity)
+    if geometry.page_tokens != PAGE_TOKENS:
+        raise ManifestError(f"pages of {geometry.page_tokens} tokens are not of {PAGE_TOKENS}")
+    if geometry.pages < geometry.pages_per_request:
+        raise ManifestError(
+            f"a request of full context ({geometry.context_length} tokens) needs {geometry.pages_per_request} pages: "
+            f"the page pool must have at least so many, not {geometry.pages}"
+        )
+
+
+def _check_graphs(manifest: Manifest) -> None:
+    found: set[tuple[Kind, int, int, int, bool | None]] = set()
     for index, graph in enumerate(manifest.graphs):
         if graph.operation in REFUSED_OPERATIONS:
             raise ManifestError(f"graph {index}: unsupported graph operation {graph.operation}")
@@ -157,12 +218,32 @@ def check(manifest: Manifest) -> Manifest:
             raise ManifestError(f"graph {index}: operation {graph.operation} is not a {graph.kind} graph")
         if graph.kind == "speculative" and graph.verify_tokens != graph.draft_tokens + 1:
             raise ManifestError(f"graph {index}: {graph.draft_tokens} drafts need {graph.draft_tokens + 1} rows")
+        if graph.kind == "speculative" and graph.verify_tokens != graph.token_capacity:
+            raise ManifestError(
+                f"graph {index}: width {graph.token_capacity} is not of {graph.verify_tokens} verified rows"
+            )
+        at_least(1, f"graph {index}: batch capacity", graph.batch_capacity)
+        at_least(0 if graph.kind in STATE_KINDS else 1, f"graph {index}: token capacity", graph.token_capacity)
+        shape = (graph.kind, graph.batch_capacity, graph.token_capacity)
+        key = (*shape, graph.packed_token_capacity, graph.speculation_enabled)
+        if key in found:
+            raise ManifestError(f"graph {index}: the {graph.kind} graph of this shape is there already")
+        found.add(key)
     widths = manifest.verification_widths
     if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)) or widths[-1] > MAXIMUM_DRAFTS + 1:
         raise ManifestError(f"verification widths {widths} must ascend from one to at most {MAXIMUM_DRAFTS + 1}")
-    if manifest.geometry.pages < manifest.geometry.pages_per_request:
-        raise ManifestError("the page pool is smaller than one request of full context")
-    return manifest
+    captured = {graph.token_capacity for graph in manifest.graphs if graph.kind == "speculative"} or {1}
+    if captured != set(widths):
+        raise ManifestError(f"verification widths {widths} are not those of the graphs, {tuple(sorted(captured))}")
+
+
+def _check_tables(tables: tuple[EmbeddingTable, ...]) -> None:
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names) or not all(_TABLE_NAME.fullmatch(name) for name in names):
+        raise ManifestError(f"embedding tables {', '.join(names)} must have names of their own, of a-z, 0-9, . and -")
+    for table in tables:
+        if min(table.rows, table.row_bytes, table.mailbox_ids) < 1:
+            raise ManifestError(f"embedding table {table.name} needs rows, bytes and a mailbox")
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -56,6 +56,10 @@ INFERENCE_TIME = PREFIX + "request_inference_time_seconds"
 PAGE_USAGE = PREFIX + "kv_cache_usage_perc"
 PAGES = PREFIX + "kv_cache_pages"
 PAGES_FREE = PREFIX + "kv_cache_pages_free"
+PREFIX_QUERIES = PREFIX + "prefix_cache_queries"
+PREFIX_HITS = PREFIX + "prefix_cache_hits"
+PREFIX_PAGES = PREFIX + "prefix_cache_pages"
+PREFIX_ROWS = PREFIX + "prefix_cache_rows"
 HISTORY_TOKENS = PREFIX + "history_ring_tokens"
 HISTORY_CAPACITY = PREFIX + "history_ring_capacity_tokens"
 
@@ -85,11 +89,21 @@ ROUND_AGE_SECONDS = PREFIX + "round_age_seconds"
 SNAPSHOT_SLOTS = PREFIX + "snapshot_slots"
 STALE_MESSAGES = PREFIX + "stale_messages"
 
+# Embedding tables.
+TABLE_BYTES = PREFIX + "embedding_table_bytes"
+ROWS_ASKED = PREFIX + "embedding_rows_asked"
+ROW_CACHE_HITS = PREFIX + "embedding_row_cache_hits"
+ROW_CACHE_MISSES = PREFIX + "embedding_row_cache_misses"
+ROW_BYTES_READ = PREFIX + "embedding_bytes_read"
+ROW_WAIT_SECONDS = PREFIX + "embedding_row_wait_seconds"
+ROW_SERVER_RESTARTS = PREFIX + "row_server_restarts"
+
 LATENCY_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 TOKEN_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LENGTH_BOUNDS = tuple(float(1 << power) for power in range(18))
 ROUND_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 GAP_BOUNDS = (1e-05, 2e-05, 5e-05, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
+ROW_WAIT_BOUNDS = (1e-05, 2e-05, 5e-05, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0, 10.0)
 LEAD_BOUNDS = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
 """The first bucket holds the rounds that came too late to follow the one before without a pause."""
 
@@ -194,9 +208,13 @@ FAMILIES: tuple[Family, ...] = (
         "From the first admission of a finished request to its last token, in seconds.",
         LATENCY_BOUNDS,
     ),
-    _gauge(PAGE_USAGE, SCHEDULER, "Share of the pages that is in use, 0 to 1."),
+    _gauge(PAGE_USAGE, SCHEDULER, "Share of the pages that requests hold, 0 to 1."),
     _gauge(PAGES, SCHEDULER, "Pages of the attached worker, of 64 tokens each."),
-    _gauge(PAGES_FREE, SCHEDULER, "Pages that nobody holds."),
+    _gauge(PAGES_FREE, SCHEDULER, "Pages that no request holds, cached ones among them."),
+    _counter(PREFIX_QUERIES, SCHEDULER, "Prompt tokens of admitted requests, each looked up in the prefix cache once."),
+    _counter(PREFIX_HITS, SCHEDULER, "Those among them whose state was found there and was not computed again."),
+    _gauge(PREFIX_PAGES, SCHEDULER, "Pages in the prefix cache, whether requests read them now or not."),
+    _gauge(PREFIX_ROWS, SCHEDULER, "Snapshot rows in the prefix cache, where a prefix needs one to be continued."),
     _gauge(HISTORY_TOKENS, SCHEDULER, "Tokens in the ring that history drafts are copied from; 0 when it is off."),
     _gauge(HISTORY_CAPACITY, SCHEDULER, "Tokens that the ring can hold; 0 when it is off."),
     _counter(DRAFT_ROUNDS, SCHEDULER, "Verified rows of drafts: one for each request and round that drafted."),
@@ -244,6 +262,18 @@ FAMILIES: tuple[Family, ...] = (
     _gauge(ROUND_AGE_SECONDS, WORKER, "For how long the round that is running has run, in seconds; 0 if none is."),
     _gauge(SNAPSHOT_SLOTS, WORKER, "Snapshot slots that this worker holds."),
     _counter(STALE_MESSAGES, WORKER, "Messages of a scheduler that is not the one attached to, ignored."),
+    _gauge(TABLE_BYTES, WORKER, "Bytes of the core's embedding tables by where they lie: gpu, ram or disk.", "storage"),
+    _counter(ROWS_ASKED, WORKER, "Rows of tables on disk that rounds asked for, each once a round."),
+    _counter(ROW_CACHE_HITS, WORKER, "Rows among them that the row server had in its cache."),
+    _counter(ROW_CACHE_MISSES, WORKER, "Rows among them that it read from the core's file."),
+    _counter(ROW_BYTES_READ, WORKER, "Bytes that the row server read from the core's file."),
+    _histogram(
+        ROW_WAIT_SECONDS,
+        WORKER,
+        "For how long a round stood still until its rows had come from the row server, in seconds.",
+        ROW_WAIT_BOUNDS,
+    ),
+    _counter(ROW_SERVER_RESTARTS, WORKER, "Row servers that died or hung and were replaced."),
 )
 
 BY_NAME = {family.name: family for family in FAMILIES}

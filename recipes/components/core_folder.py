@@ -30,7 +30,7 @@ class TextSide:
 
 
 def refuse_existing(core: Path) -> None:
-    """Raises `CheckpointError` if something lies where the core shall be."""
+    """Raises `CheckpointError` if something lies where the folder `core` shall be; an empty one may."""
     if core.exists() and (not core.is_dir() or any(core.iterdir())):
         raise CheckpointError(f"{core} exists already: remove it or choose another folder")
 

@@ -1,6 +1,7 @@
 """A mixture of experts on the CPU: softmax routing, the best k renormalised, and a gated shared expert.
 
-Runs in the worker, float32. Rows are grouped by expert, so that an expert's weights are read once a batch.
+Runs in the worker, float32. Rows are grouped by expert, so that an expert's weights are read once a batch. Activations
+of routed experts are rounded to NVFP4 where the core's policy says so (docs/adr/0007); the shared expert's never are.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from recipes.components.nvfp4_activations import InputScales, rounded
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """`router` [E, H]; `gate_up` [E, 2 * I, H], `down` [E, H, I]; the shared expert's own, and its gate [1, H]."""
+    """`router` [E, H]; `gate_up` [E, 2 * I, H], `down` [E, H, I]; the shared expert's own, and its gate [1, H].
+
+    With `input_scales` the routed experts compute with rounded activations (W4A4), without them as they come (W4A16).
+    """
 
     router: Tensor
     gate_up: Tensor
@@ -23,6 +29,7 @@ class Mixture:
     shared_down: Tensor
     shared_gate: Tensor
     top: int
+    input_scales: InputScales | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's output [R, H]."""
@@ -30,9 +37,16 @@ class Mixture:
         output = torch.sigmoid(x @ self.shared_gate.t()) * _expert(x, self.shared_gate_up, self.shared_down)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-            part = _expert(x[rows], self.gate_up[expert], self.down[expert])
+            part = self._routed(x[rows], expert)
             output.index_add_(0, rows, part * weights[rows, ranks].unsqueeze(-1))
         return output
+
+    def _routed(self, x: Tensor, expert: int) -> Tensor:
+        """One expert's output [n, H] for the rows that were sent to it."""
+        if self.input_scales is None:
+            return _expert(x, self.gate_up[expert], self.down[expert])
+        gates, ups = (rounded(x, self.input_scales.gate_up[expert]) @ self.gate_up[expert].t()).chunk(2, dim=-1)
+        return rounded(silu(gates) * ups, self.input_scales.down[expert]) @ self.down[expert].t()
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and experts [R, top]; equal scores go to the lower expert."""

@@ -112,6 +112,10 @@ class RawKeyRings:
         self.keys[slot, places] = kept
         self.tags[slot, places] = positions
 
+    def keep(self, slot: int, consumed: int) -> None:
+        """Forgets positions from `consumed` on: candidates that were rejected."""
+        self.tags[slot].masked_fill_(self.tags[slot] >= consumed, NOTHING)
+
     def copy(self, source: int, target: int, consumed: int) -> None:
         """Copies a slot's ring as a prefix of `consumed` tokens left it: later positions are not taken along."""
         self.keys[target] = self.keys[source]

@@ -76,6 +76,13 @@ class Model(Protocol):
         """Empties the slot's recurrent state before a new request uses it."""
         ...
 
+    def adopt(self, slot: int, consumed: int) -> None:
+        """The empty slot goes on behind `consumed` tokens that its pages hold already.
+
+        Raises `ContractBreach` where pages alone do not continue a prefix.
+        """
+        ...
+
     def snapshot(self, slot: int, target: int) -> None:
         """Copies the slot's committed state, pages aside, into snapshot row `target`."""
         ...

@@ -74,7 +74,8 @@ class RequestState:
         """Resets a slot for the request that the plan's `init_*` fields describe."""
         integers, floats = plan.init_integers, plan.init_floats
         self.epoch[slot], self.request[slot] = plan.init_epoch[0], plan.init_request[0]
-        self.consumed[slot] = self.generated[slot] = self.draft_cache[slot] = 0
+        self.consumed[slot] = integers[InitInt.PREFIX]
+        self.generated[slot] = self.draft_cache[slot] = 0
         self.pending[slot] = self.previous[slot] = NOBODY
         self.status[slot] = Status.RUNNING
         self.budget[slot] = integers[InitInt.BUDGET]

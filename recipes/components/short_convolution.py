@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d
 
 
 def history_length(kernel: int, dilation: int = 1) -> int:
@@ -17,10 +16,15 @@ def history_length(kernel: int, dilation: int = 1) -> int:
 
 
 def convolve(history: Tensor, inputs: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
-    """Outputs [R, C] for `inputs` [R, C] after `history` [L, C]; `weight` [C, kernel], oldest input first."""
-    series = torch.cat([history, inputs]).t().unsqueeze(0)
-    found: Tensor = conv1d(series, weight.unsqueeze(1), dilation=dilation, groups=weight.shape[0])
-    return found[0].t()
+    """Outputs [R, C] for `inputs` [R, C] after `history` [L, C]; `weight` [C, kernel], oldest input first.
+
+    Tap by tap, each step one product or sum of single elements: a row's result does not depend on how many there are.
+    """
+    series, count = torch.cat([history, inputs]), len(inputs)
+    found = series[:count] * weight[:, 0]
+    for tap in range(1, weight.shape[1]):
+        found = found + series[tap * dilation : tap * dilation + count] * weight[:, tap]
+    return found
 
 
 def advanced(history: Tensor, inputs: Tensor, kept: int) -> Tensor:

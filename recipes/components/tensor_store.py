@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from recipes.components.safetensors_headers import Entry, Located, encode_header
@@ -52,6 +54,14 @@ class TensorStore:
 def nbytes(located: Mapping[str, Located]) -> int:
     """Bytes of their payloads together."""
     return sum(found.entry.nbytes for found in located.values())
+
+
+def save_tensors(tensors: dict[str, Tensor], target: Path) -> None:
+    """Writes one file. Raises `CheckpointError` naming it, for instance if the disk is full."""
+    try:
+        save_file(tensors, target)
+    except SafetensorError as error:
+        raise CheckpointError(f"{target}: {error}") from error
 
 
 def copy_tensors(located: Mapping[str, Located], target: Path, advanced: Callable[[int], None]) -> None:

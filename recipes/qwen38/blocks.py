@@ -110,9 +110,9 @@ class AttentionBlock:
             raw_keys,
         )
 
-    def finish(self, rows: AttentionRows, attended: Tensor) -> Tensor:
-        """The block's output [R, H] from attention's [R, heads * D]."""
-        return (attended * torch.sigmoid(rows.gates)) @ self.output.t()
+    def finish(self, gates: Tensor, attended: Tensor) -> Tensor:
+        """The block's output [R, H] from attention's [R, heads * D] and the rows' `gates`."""
+        return (attended * torch.sigmoid(gates)) @ self.output.t()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,12 @@ class Layer:
     attention: DeltaBlock | AttentionBlock
     experts_mixer: Mixer
     experts: Mixture
+
+
+def fed(mixer: Mixer, experts: Mixture, streams: Tensor) -> Tensor:
+    """The streams [R, S * H] after a layer's experts."""
+    mixed, normed = mixer.mix(streams)
+    return mixer.combine(streams, normed, experts(mixed))
 
 
 def indexer_of(a: Architecture) -> Indexer:

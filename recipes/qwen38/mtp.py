@@ -8,6 +8,7 @@ is written behind them and overwritten when history arrives (mtp-design.md, "Qwe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from torch import Tensor
 from recipes.components.experts import Mixture
 from recipes.components.hyperconnection import Mixer, centred_rms_norm
 from recipes.components.model import DraftTask, Lane, Proposal
+from recipes.components.row_by_row import Rowwise
 from recipes.components.target_law import target_law
 from recipes.qwen38.architecture import Architecture
-from recipes.qwen38.blocks import AttentionBlock, indexer_of
+from recipes.qwen38.blocks import AttentionBlock, AttentionRows, fed, indexer_of
 from recipes.qwen38.cache import AttentionCache
 from shared.errors import ContractBreach
 
@@ -42,11 +44,14 @@ class DrafterWeights:
 class MtpLayer:
     """The layer over its cache. `rows` are slots and snapshot rows together."""
 
-    def __init__(self, architecture: Architecture, weights: DrafterWeights, pages: int, rows: int) -> None:
+    def __init__(
+        self, architecture: Architecture, weights: DrafterWeights, pages: int, rows: int, deterministic: bool = False
+    ) -> None:
         self._a = architecture
         self._weights = weights
         self._indexer = indexer_of(architecture)
-        self.cache = AttentionCache(architecture, self._indexer, pages, rows, shift=1)
+        self._rowwise = Rowwise(deterministic)
+        self.cache = AttentionCache(architecture, self._indexer, pages, rows, self._rowwise, shift=1)
 
     def feedback(self, streams: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [R, S * H] of streams [R, S * H] and the tokens int64 [R] that follow them."""
@@ -66,25 +71,34 @@ class MtpLayer:
     def forward(
         self, streams: Tensor, tokens: Tensor, lane: Lane, reuse: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Streams [count, S * H] of one lane's pairs at positions lane.first on, and what they attended to.
+        """Streams [count, S * H] of one lane's pairs at positions lane.first on, and what the last one attended to.
 
         Writes their cache rows. `reuse` is the selection of the proposal before this one, which is taken with the
         positions since instead of a new one: proposals may, committed rows never (mtp-design.md, "Available operator
         contracts").
         """
         w = self._weights
-        state = self.feedback(streams, tokens)
-        mixed, normed = w.attention_mixer.mix(state)
-        positions = torch.arange(lane.first, lane.first + lane.count)
-        rows = w.attention.rows(self._a, self._indexer, mixed, positions)
+        state, normed, rows = self._inputs(streams, tokens, lane)
         attended, selection = self.cache.attend(w.attention, rows, lane, reuse)
-        state = w.attention_mixer.combine(state, normed, w.attention.finish(rows, attended))
-        mixed, normed = w.experts_mixer.mix(state)
-        return w.experts_mixer.combine(state, normed, w.experts(mixed)), selection
+        output = self._rowwise(w.attention.finish, rows.gates, attended)
+        state = self._rowwise(w.attention_mixer.combine, state, normed, output)
+        return self._rowwise(partial(fed, w.experts_mixer, w.experts), state), selection
+
+    def absorb(self, streams: Tensor, tokens: Tensor, lane: Lane) -> None:
+        """Writes the cache rows of one lane's pairs, and nothing else: what lies behind attention feeds proposals."""
+        self.cache.write(self._weights.attention, self._inputs(streams, tokens, lane)[2], lane)
+
+    def _inputs(self, streams: Tensor, tokens: Tensor, lane: Lane) -> tuple[Tensor, Tensor, AttentionRows]:
+        """The layer's streams, what its first mixer needs afterwards, and attention's rows."""
+        w = self._weights
+        state = self._rowwise(self.feedback, streams, tokens)
+        mixed, normed = self._rowwise(w.attention_mixer.mix, state)
+        positions = torch.arange(lane.first, lane.first + lane.count)
+        return state, normed, self._rowwise(partial(w.attention.rows, self._a, self._indexer), mixed, positions)
 
     def logits(self, streams: Tensor) -> Tensor:
         """Raw logits float32 [n, vocab_size]."""
-        return self._weights.mixer.mix(streams)[0] @ self._weights.head.t()
+        return self._rowwise(lambda rows: self._weights.mixer.mix(rows)[0] @ self._weights.head.t(), streams)
 
 
 class MtpDrafter:
@@ -101,6 +115,11 @@ class MtpDrafter:
         self.tails = torch.zeros(rows, width)
         self.consumed = torch.zeros(rows, dtype=torch.int64)
         """Tokens of committed history; the cache holds one pair less."""
+
+    @property
+    def cache(self) -> AttentionCache:
+        """Pages and rings of the layer."""
+        return self._layer.cache
 
     @torch.inference_mode()
     def propose(self, task: DraftTask) -> Proposal:
@@ -134,13 +153,14 @@ class MtpDrafter:
             before, following = before[1:], following[1:]  # nothing stands before the first token
         if len(following):
             first = max(lane.first - 1, 0)
-            self._layer.forward(before, following, Lane(lane.slot, 0, len(following), first, lane.pages))
+            self._layer.absorb(before, following, Lane(lane.slot, 0, len(following), first, lane.pages))
+        self.cache.rings.keep(lane.slot, lane.first + kept - 1)
         self.tails[lane.slot] = vectors[kept - 1]
         self.consumed[lane.slot] = lane.first + kept
 
     def reset(self, slot: int) -> None:
         """Empties the slot's cache."""
-        self._layer.cache.rings.clear(slot)
+        self.cache.rings.clear(slot)
         self.consumed[slot] = 0
 
     def snapshot(self, slot: int, target: int) -> None:
@@ -150,7 +170,7 @@ class MtpDrafter:
     def export(self, lane: Lane, vectors: Tensor, kept: int, target: int) -> None:
         """The prefix that ends with the lane's first `kept` rows: its last pair is the one before its last token."""
         row, consumed = self._slots + target, lane.first + kept
-        self._layer.cache.rings.copy(lane.slot, row, consumed - 1)
+        self.cache.rings.copy(lane.slot, row, consumed - 1)
         self.tails[row], self.consumed[row] = vectors[kept - 1], consumed
 
     def restore(self, source: int, slot: int) -> None:
@@ -159,5 +179,5 @@ class MtpDrafter:
 
     def _copy(self, source: int, row: int) -> None:
         consumed = int(self.consumed[source])
-        self._layer.cache.rings.copy(source, row, max(consumed - 1, 0))
+        self.cache.rings.copy(source, row, max(consumed - 1, 0))
         self.tails[row], self.consumed[row] = self.tails[source], consumed

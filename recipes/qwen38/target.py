@@ -2,26 +2,30 @@
 
 Runs in the worker, float32. A sampling vector is the streams before the last mixer, [S * H]: the drafter absorbs
 exactly those, and `logits` mixes them. Lanes of up to eight rows leave records to choose from; longer ones are prompt
-chunks.
+chunks. With `deterministic` every row is computed alone and the recurrence goes row by row in chunks too: a row's
+result depends on its own prefix only (docs/adr/0008).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from recipes.components.gated_delta import delta_chunks, delta_rows
+from recipes.components.gated_delta import Corrections, delta_chunks, delta_rows
+from recipes.components.gdn_recovery import recover
 from recipes.components.hyperconnection import Mixer
 from recipes.components.model import Lane, Rows
 from recipes.components.ngram_hash import NgramHash
+from recipes.components.row_by_row import Rowwise
 from recipes.components.short_convolution import convolve
 from recipes.declaration import LoadConfig
 from recipes.qwen38.architecture import Architecture
-from recipes.qwen38.blocks import AttentionBlock, DeltaBlock, Layer, NgramBlock, activated, indexer_of
+from recipes.qwen38.blocks import AttentionBlock, DeltaBlock, Layer, NgramBlock, activated, fed, indexer_of
 from recipes.qwen38.cache import AttentionCache
-from recipes.qwen38.embedding_table import EmbeddingTable
+from recipes.qwen38.embedding_table import AskedNgrams, NgramTable
 from recipes.qwen38.state import NGRAM_DILATION, Candidate, DeltaCandidate, RecurrentRows
 from shared.errors import ContractBreach
 from shared.manifest import MAXIMUM_DRAFTS
@@ -39,7 +43,7 @@ class TargetWeights:
     mixer: Mixer
     head: Tensor
     hash: NgramHash
-    table: EmbeddingTable
+    table: NgramTable
 
 
 class Target:
@@ -49,11 +53,12 @@ class Target:
         self._a = architecture
         self._weights = weights
         self._indexer = indexer_of(architecture)
+        self._rowwise = Rowwise(config.deterministic)
         self._slots = config.slots
         rows = config.slots + config.snapshots
         self.state = RecurrentRows(architecture, rows)
         self.caches = {
-            layer: AttentionCache(architecture, self._indexer, config.pages, rows)
+            layer: AttentionCache(architecture, self._indexer, config.pages, rows, self._rowwise)
             for layer in range(architecture.num_hidden_layers)
             if architecture.is_sparse(layer)
         }
@@ -79,29 +84,33 @@ class Target:
             self._candidates[lane.slot] = Candidate(
                 lane.first, rows.tokens[_part(lane)], {}, torch.empty(0, self._a.streams_width)
             )
+        asked = self._ask(rows)
         streams = self._weights.embedding[rows.tokens].repeat(1, self._a.hc_count)
         for index, layer in enumerate(self._weights.layers):
             if layer.ngrams is not None:
-                streams = streams + self._ngrams(layer.ngrams, streams, rows)
-            mixed, normed = layer.attention_mixer.mix(streams)
+                streams = streams + self._ngrams(layer.ngrams, streams, rows, asked)
+            mixed, normed = self._rowwise(layer.attention_mixer.mix, streams)
             if isinstance(layer.attention, DeltaBlock):
                 output = self._delta(index, layer.attention, mixed, rows)
             else:
                 output = self._attention(index, layer.attention, mixed, rows)
-            streams = layer.attention_mixer.combine(streams, normed, output)
-            mixed, normed = layer.experts_mixer.mix(streams)
-            streams = layer.experts_mixer.combine(streams, normed, layer.experts(mixed))
+            streams = self._rowwise(layer.attention_mixer.combine, streams, normed, output)
+            streams = self._rowwise(partial(fed, layer.experts_mixer, layer.experts), streams)
         return streams
 
     @torch.inference_mode()
     def logits(self, vectors: Tensor) -> Tensor:
         """Raw logits float32 [n, vocab_size]."""
-        return self._weights.mixer.mix(vectors)[0] @ self._weights.head.t()
+        return self._rowwise(lambda rows: self._weights.mixer.mix(rows)[0] @ self._weights.head.t(), vectors)
 
-    def _ngrams(self, block: NgramBlock, streams: Tensor, rows: Rows) -> Tensor:
+    def _ask(self, rows: Rows) -> AskedNgrams:
+        """Asks for the n-gram rows of all tokens, drafted ones too, before the layers that do not need them."""
         ids = [self._weights.hash.ids(self.state.tokens[lane.slot], rows.tokens[_part(lane)]) for lane in rows.lanes]
-        embedded = self._weights.table.rows(torch.cat(ids)).flatten(-2)
-        values, inputs = block.gated(self._a, streams, embedded)
+        return self._weights.table.ask(torch.cat(ids))
+
+    def _ngrams(self, block: NgramBlock, streams: Tensor, rows: Rows, asked: AskedNgrams) -> Tensor:
+        embedded = asked.rows().flatten(-2)
+        values, inputs = self._rowwise(partial(block.gated, self._a), streams, embedded)
         convolved = []
         for lane in rows.lanes:
             own = inputs[_part(lane)]
@@ -109,35 +118,39 @@ class Target:
             convolved.append(convolve(history, own, block.convolution, NGRAM_DILATION))
             candidate = self._candidates[lane.slot]
             self._candidates[lane.slot] = Candidate(candidate.first, candidate.tokens, candidate.deltas, own)
-        return values + activated(torch.cat(convolved))
+        return values + self._rowwise(activated, torch.cat(convolved))
 
     def _delta(self, index: int, block: DeltaBlock, x: Tensor, rows: Rows) -> Tensor:
-        inputs = x @ block.qkv.t()
+        inputs = self._rowwise(lambda rows: rows @ block.qkv.t(), x)
         outputs = []
         for lane in rows.lanes:
             part = _part(lane)
             history = self.state.convolutions[index][lane.slot]
-            mixed = activated(convolve(history, inputs[part], block.convolution))
-            delta = block.rows(self._a, x[part], mixed)
+            mixed = self._rowwise(activated, convolve(history, inputs[part], block.convolution))
+            delta = self._rowwise(partial(block.rows, self._a), x[part], mixed)
             matrix = self.state.matrices[index][lane.slot]
+            outcome: Corrections | Tensor
             if lane.count <= VERIFIED_ROWS:
                 found, outcome = delta_rows(matrix, delta)
-                candidate = DeltaCandidate(inputs[part], outcome)
+            elif self._rowwise.deterministic:
+                found, records = delta_rows(matrix, delta)
+                outcome = recover(matrix, records, lane.count)
             else:
-                found, final = delta_chunks(matrix, delta)
-                candidate = DeltaCandidate(inputs[part], final)
-            self._candidates[lane.slot].deltas[index] = candidate
+                found, outcome = delta_chunks(matrix, delta)
+            self._candidates[lane.slot].deltas[index] = DeltaCandidate(inputs[part], outcome)
             outputs.append(found)
-        return block.finish(x, torch.cat(outputs), self._a.rms_norm_eps)
+        return self._rowwise(partial(block.finish, epsilon=self._a.rms_norm_eps), x, torch.cat(outputs))
 
     def _attention(self, index: int, block: AttentionBlock, x: Tensor, rows: Rows) -> Tensor:
-        projected = block.rows(self._a, self._indexer, x, rows.positions)
+        projected = self._rowwise(partial(block.rows, self._a, self._indexer), x, rows.positions)
         attended = [self.caches[index].attend(block, projected.of(_part(lane)), lane)[0] for lane in rows.lanes]
-        return block.finish(projected, torch.cat(attended))
+        return self._rowwise(block.finish, projected.gates, torch.cat(attended))
 
     def commit(self, lane: Lane, kept: int) -> None:
         """The slot's state becomes that after its first `kept` rows."""
         self.state.store(lane.slot, lane.slot, self._candidates.pop(lane.slot), kept)
+        for cache in self.caches.values():
+            cache.rings.keep(lane.slot, lane.first + kept)
 
     def reset(self, slot: int) -> None:
         """Empties the slot."""
@@ -145,6 +158,10 @@ class Target:
         for cache in self.caches.values():
             cache.rings.clear(slot)
         self._candidates.pop(slot, None)
+
+    def adopt(self, slot: int, consumed: int) -> None:
+        """Refuses: a prefix goes on from a snapshot row."""
+        raise ContractBreach(f"slot {slot}: pages alone do not continue a prefix of {consumed} tokens")
 
     def snapshot(self, slot: int, target: int) -> None:
         """Copies the committed state into snapshot row `target`."""

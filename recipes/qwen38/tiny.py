@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from recipes.components import csf, mxfp8, nvfp4
+from recipes.components.tensor_store import save_tensors
 from recipes.qwen38.architecture import Architecture, Rope, checked
 from recipes.qwen38.inventory import EXCEPTIONS, FIXED, Spec, mtp_tensors, target_tensors
 from recipes.qwen38.ngram_tables import ngram_tables
@@ -79,6 +79,12 @@ def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     return torch.randn(shape, generator=generator) * _SCALE
 
 
+def _calibrated_limit(name: str) -> float:
+    """The largest activation an expert's matrix would have seen: beyond what tiny models reach, and everyone's own."""
+    *_, expert, part = name.split(".")
+    return 4.0 + int(expert) / 8 + {"gate_proj": 0.0, "up_proj": 0.25, "down_proj": -0.5}[part]
+
+
 def _module(name: str, specs: dict[str, Spec], generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one quantised matrix `name`: its `.weight` spec tells the format, its companions are made here."""
     spec = specs[f"{name}.weight"]
@@ -96,7 +102,7 @@ def _module(name: str, specs: dict[str, Spec], generator: torch.Generator) -> It
     if f"{name}{FIXED}" in specs:
         fixed, exceptions = csf.encode(scales.view(torch.uint8))
         yield from ((f"{name}{FIXED}", fixed), (f"{name}{EXCEPTIONS}", exceptions))
-        yield f"{name}.input_scale", torch.tensor(1.0 / (nvfp4.LARGEST * 448.0))
+        yield f"{name}.input_scale", torch.tensor(_calibrated_limit(name) / (nvfp4.LARGEST * 448.0))
     else:
         yield f"{name}.weight_scale", scales
 
@@ -146,7 +152,7 @@ def write_tiny(folder: Path, a: Architecture, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = sorted(tiny_tensors(a, seed).items())
     for shard in range(_SHARDS):
-        save_file(dict(tensors[shard::_SHARDS]), folder / f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors")
+        save_tensors(dict(tensors[shard::_SHARDS]), folder / f"model-{shard + 1:05d}-of-{_SHARDS:05d}.safetensors")
     config = {
         "architectures": ["Qwen4ExpForCausalLM"],
         "quantization_config": {

@@ -10,16 +10,20 @@ import torch
 from torch import Tensor
 
 from recipes.components import csf, mxfp8, nvfp4
+from recipes.components.embedding_rows import HeldRows, RowSource
 from recipes.components.experts import Mixture
 from recipes.components.hyperconnection import Mixer
 from recipes.components.ngram_hash import NgramHash
+from recipes.components.nvfp4_activations import ActivationPolicy, InputScales, shared_by
+from recipes.components.table_file import tensor_name
 from recipes.components.tensor_store import TensorStore
 from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.blocks import AttentionBlock, DeltaBlock, Layer, NgramBlock
-from recipes.qwen38.embedding_table import PackedTable
+from recipes.qwen38.embedding_table import NAME, NgramTable, joined, row_size
 from recipes.qwen38.inventory import EXCEPTIONS, FIXED, MTP, TARGET
 from recipes.qwen38.mtp import DrafterWeights
 from recipes.qwen38.target import TargetWeights
+from shared.errors import CheckpointError
 
 
 class WeightReader:
@@ -91,7 +95,24 @@ class WeightReader:
             decay_bias=self.plain(f"{name}.dt_bias"),
         )
 
-    def mixture(self, name: str, *, target: bool) -> Mixture:
+    def input_scales(self, name: str) -> InputScales:
+        """The activation scales of a layer's experts. Raises `CheckpointError` if one of them scales nothing."""
+        parts = {
+            part: torch.stack(
+                [
+                    self.plain(f"{name}.experts.{number}.{part}_proj.input_scale")
+                    for number in range(self.architecture.num_experts)
+                ]
+            )
+            for part in ("gate", "up", "down")
+        }
+        for part, scales in parts.items():
+            wrong = (~(torch.isfinite(scales) & (scales > 0))).nonzero().flatten().tolist()
+            if wrong:
+                raise CheckpointError(f"{name}: input_scale of {part}_proj is not positive in experts {wrong[:8]}")
+        return InputScales(shared_by(parts["gate"], parts["up"]), parts["down"])
+
+    def mixture(self, name: str, *, target: bool, policy: ActivationPolicy = ActivationPolicy.W4A16) -> Mixture:
         """Router, experts and shared expert of a layer."""
         parts = {
             part: torch.stack(
@@ -111,6 +132,7 @@ class WeightReader:
             shared_down=shared["down"],
             shared_gate=self.plain(f"{name}.shared_expert_gate.weight"),
             top=self.architecture.num_experts_per_tok,
+            input_scales=self.input_scales(name) if policy is ActivationPolicy.W4A4 else None,
         )
 
     def ngrams(self, name: str) -> NgramBlock:
@@ -124,14 +146,19 @@ class WeightReader:
             convolution=self.plain(f"{name}.conv1d.weight").squeeze(1),
         )
 
-    def table(self, name: str) -> PackedTable:
-        """The n-gram table, its shards joined."""
-        shards = range(self.architecture.split_ngram_parts)
-        packed = torch.cat([self._tensors.tensor(f"{name}.shard_{shard}.weight") for shard in shards])
-        scales = [self._tensors.tensor(f"{name}.shard_{shard}.weight_scale").view(torch.uint8) for shard in shards]
-        return PackedTable(
-            packed, torch.cat(scales).view(torch.float8_e4m3fn), self.plain(f"{name}.weight_scale_2").squeeze(0)
-        )
+    def shard(self, name: str, number: int) -> Tensor:
+        """Whole rows uint8 [n, row bytes] of one shard of a checkpoint's n-gram table."""
+        part = f"{name}.shard_{number}.weight"
+        return joined(self._tensors.tensor(part), self._tensors.tensor(f"{part}_scale"))
+
+    def table(self, name: str, source: RowSource | None = None) -> NgramTable:
+        """The n-gram table over `source`; without one, its rows are loaded: a core's, or a checkpoint's shards."""
+        if source is None and tensor_name(NAME) in self._tensors:
+            source = HeldRows(self._tensors.tensor(tensor_name(NAME)))
+        elif source is None:
+            parts = range(self.architecture.split_ngram_parts)
+            source = HeldRows(torch.cat([self.shard(name, number) for number in parts]))
+        return NgramTable(source, row_size(self.architecture), self.plain(f"{name}.weight_scale_2").squeeze(0))
 
     def hash(self, name: str) -> NgramHash:
         """The hash's constants as the checkpoint stores them."""
@@ -143,21 +170,27 @@ class WeightReader:
         )
 
 
-def read_target(reader: WeightReader) -> TargetWeights:
-    """All weights of the target."""
+def table_name(a: Architecture) -> str:
+    """What the names of the n-gram table's tensors begin with in a checkpoint."""
+    return f"{TARGET}layers.{a.ple_layer_ids[0] - 1}.ple.ple_embedding.ngram_embedding"
+
+
+def read_target(
+    reader: WeightReader, policy: ActivationPolicy = ActivationPolicy.W4A16, source: RowSource | None = None
+) -> TargetWeights:
+    """All weights of the target; `policy` is about its routed experts, `source` has the rows of the n-gram table."""
     a = reader.architecture
-    ple = f"{TARGET}layers.{a.ple_layer_ids[0] - 1}.ple"
     return TargetWeights(
         embedding=reader.plain(f"{TARGET}embed_tokens.weight"),
-        layers=tuple(_layer(reader, layer) for layer in range(a.num_hidden_layers)),
+        layers=tuple(_layer(reader, layer, policy) for layer in range(a.num_hidden_layers)),
         mixer=reader.mixer(f"{TARGET}hyper_connection_mixer", injects=False),
         head=reader.plain("lm_head.weight"),
-        hash=reader.hash(f"{ple}.ple_embedding"),
-        table=reader.table(f"{ple}.ple_embedding.ngram_embedding"),
+        hash=reader.hash(table_name(a).removesuffix(".ngram_embedding")),
+        table=reader.table(table_name(a), source),
     )
 
 
-def _layer(reader: WeightReader, layer: int) -> Layer:
+def _layer(reader: WeightReader, layer: int, policy: ActivationPolicy) -> Layer:
     name, a = f"{TARGET}layers.{layer}", reader.architecture
     sparse = a.is_sparse(layer)
     return Layer(
@@ -165,12 +198,12 @@ def _layer(reader: WeightReader, layer: int) -> Layer:
         attention_mixer=reader.mixer(f"{name}.attn_hyper_connection"),
         attention=reader.attention(f"{name}.self_attn") if sparse else reader.delta(f"{name}.linear_attn"),
         experts_mixer=reader.mixer(f"{name}.mlp_hyper_connection"),
-        experts=reader.mixture(f"{name}.mlp", target=True),
+        experts=reader.mixture(f"{name}.mlp", target=True, policy=policy),
     )
 
 
 def read_drafter(reader: WeightReader, target: TargetWeights) -> DrafterWeights:
-    """The drafter's weights; W4A16 experts keep their own scales."""
+    """The drafter's weights; its experts are W4A16 whatever the target's policy is, and keep their own scales."""
     name = f"{MTP}layers.0"
     return DrafterWeights(
         embedding=target.embedding,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from recipes.components.capacity import catalog, speculative_widths
+from recipes.components.capacity import catalog, geometry_of, speculative_widths
 from recipes.components.core_folder import TextSide, refuse_existing, write_core
 from recipes.declaration import PreparationConfig, Progress, Speculation
 from recipes.smollm2.architecture import Settings, WeightFormat
@@ -15,7 +15,7 @@ from recipes.smollm2.memory import bill_of
 from recipes.smollm2.weights import FILE, write_weights
 from shared import manifest
 from shared.errors import ManifestError
-from shared.manifest import ABI, Geometry, Manifest
+from shared.manifest import ABI, Manifest
 
 ACTIVATION_POLICIES: dict[WeightFormat, str] = {
     "int8": "w8a14 per-channel/per-row, exact sums",
@@ -54,16 +54,7 @@ def _manifest(
         raise ManifestError(
             f"context length {config.context_length} is beyond the model's {architecture.context_length}"
         )
-    geometry = Geometry(
-        vocab_size=architecture.vocab_size,
-        hidden_size=architecture.hidden_size,
-        context_length=config.context_length,
-        concurrency=config.concurrency,
-        pages=config.pages or 1,
-        snapshot_slots=config.snapshot_slots,
-    )
-    if config.pages is None:
-        geometry = msgspec.structs.replace(geometry, pages=geometry.pages_per_request * config.concurrency)
+    geometry = geometry_of(config, architecture.vocab_size, architecture.hidden_size)
     settings = Settings(architecture=architecture, weights=form)
     return manifest.check(
         Manifest(
@@ -79,6 +70,7 @@ def _manifest(
             history_drafts=config.history_drafts,
             activation_policy=ACTIVATION_POLICIES[form],
             bill=bill_of(settings, geometry),
+            adaptive_verification=config.adaptive,
             settings=msgspec.Raw(msgspec.json.encode(settings)),
         )
     )

@@ -30,7 +30,7 @@ def bill_of(settings: Settings, geometry: Geometry) -> tuple[BillItem, ...]:
 
 
 def items(settings: Settings, pages: int, slots: int) -> tuple[BillItem, ...]:
-    """Weights, pages, position tables, and the largest working set: a 256-row chunk or the logits of all lanes."""
+    """Weights, pages, position tables, and the largest working set, an estimate: a chunk or all lanes' logits."""
     architecture = settings.architecture
     rows = 256 * 2 * architecture.intermediate_size
     logits = slots * 8 * architecture.vocab_size
@@ -38,5 +38,5 @@ def items(settings: Settings, pages: int, slots: int) -> tuple[BillItem, ...]:
         BillItem("weights", weight_bytes(architecture, settings.weights)),
         BillItem("pages", page_bytes(architecture, pages)),
         BillItem("position tables", architecture.context_length * architecture.head_size * 4),
-        BillItem("working memory", max(rows, logits) * _WORK_BYTES_OF_ROW // 2),
+        BillItem("working memory, estimated", max(rows, logits) * _WORK_BYTES_OF_ROW // 2),
     )

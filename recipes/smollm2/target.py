@@ -158,6 +158,9 @@ class Target:
     def reset(self, slot: int) -> None:
         """Nothing: a new request writes each position before it reads it."""
 
+    def adopt(self, slot: int, consumed: int) -> None:
+        """Nothing: all state of a prefix lies in its pages."""
+
     def snapshot(self, slot: int, target: int) -> None:
         """Nothing: pages are shared by the scheduler."""
 

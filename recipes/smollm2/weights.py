@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from recipes.components.int8_linear import FloatLinear, Linear, int8_linear, quantise_channels
+from recipes.components.tensor_store import save_tensors
 from recipes.declaration import Progress
 from recipes.smollm2.architecture import Architecture, WeightFormat
 from recipes.smollm2.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ def write_weights(checkpoint: Checkpoint, file: Path, form: WeightFormat, progre
         for name in ("attention_norm", "mlp_norm"):
             found[f"layers.{layer}.{name}"] = checkpoint.tensor(f"layers.{layer}.{name}")
         progress("quantising" if form == "int8" else "reading", layer + 2, total)
-    save_file(found, file)
+    save_tensors(found, file)
     progress("writing weights", total, total)
 
 

@@ -1,7 +1,7 @@
-"""What a frontend's acknowledgements allow: only text that stands enters the ring and the statistics. Pure.
+"""What a frontend's acknowledgements allow: only text that stands enters ring, prefix cache and statistics. Pure.
 
 Frontends search for stop strings behind the device. Tokens beyond a stop never happened: they are neither copied for
-others nor counted (architecture.md, section 3).
+others, nor cached, nor counted (architecture.md, section 3).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Acknowledgements:
             self._roster.history.append(request.response, request.visible_output(request.acknowledged, upto))
         self._tallies.generation_tokens += upto - request.acknowledged
         request.acknowledged = upto
+        self._roster.prefixes.publish(request)
         while request.outcomes and request.outcomes[0][0] <= upto:
             outcome = request.outcomes.popleft()[1]
             self._roster.policy.acknowledged(request.drafting, outcome)

@@ -18,10 +18,15 @@ from services.scheduler.rounds import DRAWS, LanePlan, Plan
 from services.scheduler.survival import Outcome
 from services.scheduler.tallies import Tallies
 from shared.errors import RoundFailed, StaleRecord
-from shared.frames import Source, Status
+from shared.frames import Fault, Source, Status
 from shared.messages.common import DraftCounts
 from shared.messages.frontend import Delta, Finish
 
+_EXPLAINED = {
+    Fault.ROW_SERVER: "the row server that this request's round waited for died or did not answer; a new one is started"
+}
+_OF_STATE = Fault.NOT_FINITE | Fault.WRONG_PREFIX | Fault.UNEXPECTED_PLAN
+"""Faults that cast doubt on a request's state. A dead row server or a wrong epoch says nothing about it."""
 FINISHES: dict[Status, Finish] = {Status.RUNNING: "", Status.ENDED: "stop", Status.LENGTH: "length"}
 
 
@@ -55,8 +60,13 @@ class Completions:
                 request.emissions -= 1
                 request.may_emit -= 1
             self._take(request, None, records, deliveries, spends)
-        if plan.admitted is not None:
-            self._take(plan.admitted, None, records, deliveries, spends)
+        if plan.resumed is not None:
+            plan.resumed.emissions -= 1
+            plan.resumed.may_emit -= 1
+        restored = None if plan.restore is None else plan.restore.request
+        for other in (plan.admitted, restored, plan.resumed):
+            if other is not None:
+                self._take(other, None, records, deliveries, spends)
         if spends and plan.chunk is None:
             self._roster.policy.completed(plan.graph.batch, plan.graph.tokens, spends, device_ns)
         return deliveries
@@ -75,6 +85,7 @@ class Completions:
         if records is None or (record is None and not over):
             self._tallies.stale_records += 1
         if record is not None and records is not None and self._sound(request, record):
+            self._roster.prefixes.advanced(request, record.consumed)
             if record.tokens:
                 deliveries.append(self._deliver(request, lane, record, records))
             if lane is not None and record.tokens:
@@ -93,7 +104,10 @@ class Completions:
         if record.faults:
             self._tallies.faulty_records += 1
             names = record.faults.name or str(record.faults.value)
-            self._roster.fail(request, RoundFailed(f"the device refused a round of this request: {names}"))
+            if record.faults & _OF_STATE:
+                self._roster.prefixes.distrust(request)
+            refused = f"the device refused a round of this request: {names}"
+            self._roster.fail(request, RoundFailed(_EXPLAINED.get(record.faults, refused)))
             return False
         expected = request.generated + len(record.tokens)
         # A replayed history tells its count only once its last chunk is in.
@@ -125,6 +139,7 @@ class Completions:
             sources=sources_of(record),
             logprobs=records.logprobs(request.slot, count, alternatives) if alternatives >= 0 else (),
             finish=request.finish,
+            cached_tokens=request.cached or 0,
             counts=request.counts,
         )
         if request.finish:

@@ -14,10 +14,11 @@ from shared.metrics_address import LOOPBACK, check_address
 class SchedulerConfig:
     """Times in seconds. None takes the core's own value.
 
-    `draft_tokens` caps the drafts of a round; 0 selects the ordinary `decode` graphs. `history_drafts` governs copies
+    `draft_tokens` caps the drafts of a round; 0 selects the ordinary graphs. `history_drafts` governs copies
     from the ring that all users share (switch it off where users must not learn of one another by timing),
-    `prompt_drafts` copies from the request's own context. `adaptive` false, like `deterministic`, always verifies the
-    full width.
+    `prompt_drafts` copies from the request's own context. `prefix_cache` keeps the state of prefixes for whoever comes
+    with the same one, which time can tell as well. `adaptive` false, like `deterministic`, always verifies one
+    width: `fixed_width`, which must be a prepared one, or else the widest.
     """
 
     core: Path
@@ -25,7 +26,9 @@ class SchedulerConfig:
     draft_tokens: int | None = None
     history_drafts: bool | None = None
     prompt_drafts: bool | None = None
-    adaptive: bool = True
+    prefix_cache: bool = True
+    adaptive: bool | None = None
+    fixed_width: int | None = None
     deterministic: bool = False
     concurrency: int | None = None
     queue_limit: int = 256
@@ -38,6 +41,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.draft_tokens is not None and not 0 <= self.draft_tokens <= MAXIMUM_DRAFTS:
             raise ProcessError(f"draft tokens must be between 0 and {MAXIMUM_DRAFTS}, not {self.draft_tokens}")
+        if self.fixed_width is not None and self.adaptive:
+            raise ProcessError("verification is either adaptive or of a fixed width")
         if self.concurrency is not None and self.concurrency < 1:
             raise ProcessError("concurrency must be at least one")
         if self.queue_limit < 0:
@@ -46,7 +51,7 @@ class SchedulerConfig:
             raise ProcessError("the drain timeout cannot be negative, the worker timeout must be positive")
         check_address(self.metrics_host, self.metrics_port)
 
-    @property
-    def fixed_width(self) -> bool:
-        """Whether every round verifies the full capped width."""
-        return self.deterministic or not self.adaptive
+    def fixed(self, adaptive: bool) -> bool:
+        """Whether every round verifies one width; `adaptive` is the core's own policy."""
+        chosen = adaptive if self.adaptive is None else self.adaptive
+        return self.deterministic or self.fixed_width is not None or not chosen

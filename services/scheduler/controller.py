@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from services.scheduler.costs import Price, RoundCosts
@@ -74,7 +75,7 @@ class WidthPolicy(Protocol):
 
 
 class FixedWidth:
-    """Every lane may verify the full width: `--no-mtp-adaptive-verification` and `--deterministic`."""
+    """Every lane may verify the one width that is offered: `--no-mtp-adaptive-verification` and `--deterministic`."""
 
     def opened(self) -> Drafting:
         return Drafting(Survival())
@@ -165,12 +166,14 @@ class AdaptiveWidth:
         ceilings = [1] * lanes
         richest = max((lane for lane in range(lanes) if offers[lane].drafts), key=lambda n: offers[n].drafting.balance)
         offer = offers[richest]
-        reachable = [width for width in widths if 1 < width <= offer.drafts + 1]
+        # Up to the first that holds all drafts: of prepared widths that are not contiguous, it may hold more.
+        reachable = [width for narrower, width in pairwise(widths) if narrower <= offer.drafts]
         if not reachable:
             return ceilings
         width = reachable[self._turn % len(reachable)]
+        rows = min(width, offer.drafts + 1)
         price = self.costs.price(batch, width, lanes)
-        if offer.drafting.balance >= price.at(lanes + width - 1) / price.base - 1.0:
+        if offer.drafting.balance >= price.at(lanes + rows - 1) / price.base - 1.0:
             self._turn += 1
-            ceilings[richest] = width
+            ceilings[richest] = rows
         return ceilings

@@ -21,7 +21,6 @@ from services.scheduler.tallies import Tallies
 from services.scheduler.worker_link import LinkState, WorkerLink
 from shared.channel import Server
 from shared.errors import StaleRecord, Unroutable
-from shared.frames import FRAMES
 from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerBeat, WorkerFault, WorkerHello
 
 
@@ -35,11 +34,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that was given a slot and its first pages."""
+    """A request that was given a slot and its first pages, with the state of its first `cached` tokens."""
 
     request: Request
     slot: int
     pages: int
+    cached: int
 
 
 class DeviceSide:
@@ -93,13 +93,14 @@ class DeviceSide:
         return rounds
 
     def pump(self) -> None:
-        """Queues rounds until two are out or there is nothing to do."""
-        while self.ready and len(self.queued) < FRAMES:
+        """Queues rounds until two, or as many as the worker takes, are out, or there is nothing to do."""
+        while self.ready and len(self.queued) < self._link.rounds_in_flight:
             plan = self._planner.next()
             if plan is None:
                 return
             if plan.admitted is not None:
-                self.admitted.append(Admission(plan.admitted, plan.admitted.slot, len(plan.admitted.pages)))
+                new = plan.admitted
+                self.admitted.append(Admission(new, new.slot, len(new.pages), new.share.hit))
             try:
                 self.queued.append((self._link.submit(plan), plan))
             except Unroutable as error:
@@ -166,7 +167,7 @@ class DeviceSide:
     def _start(self) -> None:
         hello = self._link.hello
         if hello is not None:
-            self._roster.attach(min(self._slots, hello.slots), hello.pages)
+            self._roster.attach(min(self._slots, hello.slots), hello.pages, hello.snapshots)
             self._tallies.worker_attachments += 1
             self.reason = ""
             self._log.info("worker.attached", worker=hello.instance, device=hello.device, sequence=self._link.sequence)

@@ -7,7 +7,7 @@ a torn frame is seen (architecture.md, section 2).
 from __future__ import annotations
 
 from services.scheduler.requests import Request
-from services.scheduler.rounds import REPLAYED, ChunkPlan, LanePlan, Plan
+from services.scheduler.rounds import MORE, REPLAYED, ChunkPlan, LanePlan, Plan, RestorePlan
 from shared.frames import InitFloat, InitInt, PlanFrame
 
 NOBODY = -1
@@ -20,15 +20,18 @@ def write(frame: PlanFrame, sequence: int, plan: Plan) -> None:
     frame.graph[0] = plan.graph.index
     frame.snapshot_row[0] = NOBODY
     _write_lanes(frame, plan.lanes)
-    if plan.chunk is None:
-        frame.chunk_slot[0] = NOBODY
-        frame.chunk_length[0] = 0
-    else:
+    frame.chunk_slot[0] = NOBODY
+    frame.chunk_length[0] = 0
+    if plan.chunk is not None:
         _write_chunk(frame, plan.chunk)
+    if plan.restore is not None:
+        _write_restore(frame, plan.restore)
+    if plan.resumed is not None:
+        _write_stretch(frame, plan.resumed, plan.resumed.prompt_length, 0)
     if plan.admitted is None:
         frame.init_slot[0] = NOBODY
     else:
-        _write_init(frame, plan.admitted)
+        _write_init(frame, plan.admitted, plan.prefix)
     frame.head[0] = sequence
     frame.tail[0] = sequence
 
@@ -44,7 +47,8 @@ def _write_lanes(frame: PlanFrame, lanes: tuple[LanePlan, ...]) -> None:
         frame.request[lane] = request.number
         frame.ceiling[lane] = plan.ceiling
         frame.page_table[lane] = request.table
-        frame.export_slot[lane] = NOBODY
+        frame.export_slot[lane] = NOBODY if plan.export is None else plan.export.row
+        frame.export_boundary[lane] = 0 if plan.export is None else plan.export.boundary
         _write_continuation(frame, lane, plan)
 
 
@@ -65,19 +69,32 @@ def _write_continuation(frame: PlanFrame, lane: int, plan: LanePlan) -> None:
 
 def _write_chunk(frame: PlanFrame, chunk: ChunkPlan) -> None:
     request, end = chunk.request, chunk.start + chunk.length
+    _write_stretch(frame, request, chunk.start, chunk.length)
+    frame.chunk_final[0] = chunk.final
+    frame.chunk_pending[0] = request.tokens[end] if chunk.final == REPLAYED else NOBODY
+    frame.chunk_export_slot[0] = chunk.row
+
+
+def _write_restore(frame: PlanFrame, restore: RestorePlan) -> None:
+    _write_stretch(frame, restore.request, restore.start, restore.length)
+    frame.snapshot_row[0] = restore.row
+    frame.restore_length[0] = restore.total
+
+
+def _write_stretch(frame: PlanFrame, request: Request, start: int, length: int) -> None:
+    """A request and `length` tokens of it from position `start` on."""
     frame.chunk_slot[0] = request.slot
     frame.chunk_epoch[0] = request.epoch
     frame.chunk_request[0] = request.number
-    frame.chunk_start[0] = chunk.start
-    frame.chunk_length[0] = chunk.length
-    frame.chunk_final[0] = chunk.final
-    frame.chunk_pending[0] = request.tokens[end] if chunk.final == REPLAYED else NOBODY
+    frame.chunk_start[0] = start
+    frame.chunk_length[0] = length
+    frame.chunk_final[0] = MORE
+    frame.chunk_pending[0] = frame.chunk_export_slot[0] = NOBODY
     frame.chunk_page_table[:] = request.table
-    frame.chunk_export_slot[0] = NOBODY
-    frame.chunk_tokens[: chunk.length] = request.tokens[chunk.start : end]
+    frame.chunk_tokens[:length] = request.tokens[start : start + length]
 
 
-def _write_init(frame: PlanFrame, request: Request) -> None:
+def _write_init(frame: PlanFrame, request: Request, prefix: int) -> None:
     submit, sampling = request.submit, request.submit.sampling
     ends, bias = submit.end_ids, sampling.logit_bias
     frame.init_slot[0] = request.slot
@@ -92,6 +109,7 @@ def _write_init(frame: PlanFrame, request: Request) -> None:
         InitInt.BIAS_COUNT: len(bias),
         InitInt.TOP_LOGPROBS: sampling.logprobs,
         InitInt.PROMPT_LENGTH: request.prompt_length,
+        InitInt.PREFIX: prefix,
     }
     floats = {
         InitFloat.TEMPERATURE: sampling.temperature,

@@ -225,5 +225,5 @@ class FrontendSide:
             reason=self.condition.reason,
             running=self._roster.running,
             waiting=len(self._roster.waiting),
-            free_pages=self._roster.pool.free,
+            free_pages=self._roster.prefixes.available,
         )

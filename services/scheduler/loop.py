@@ -76,14 +76,18 @@ class Loop:
 
     def gauges(self) -> Gauges:
         """The state for a scrape. Safe from another thread: what it walks through is copied in one step first."""
-        roster, history = self._roster, self._roster.history
+        roster, history, prefixes = self._roster, self._roster.history, self._roster.prefixes
         return Gauges(
             running=roster.running,
             waiting=len(roster.waiting),
             slots=self._slots,
             queue_limit=roster.limits.queue,
             pages=roster.pool.total,
-            pages_free=roster.pool.free,
+            pages_free=prefixes.available,
+            prefix_queries=prefixes.queries,
+            prefix_hits=prefixes.hits,
+            prefix_pages=prefixes.cache.pages,
+            prefix_rows=prefixes.cache.rows,
             history=0 if history is None else len(history),
             history_capacity=0 if history is None else history.capacity,
             unacknowledged=sum(max(r.generated - r.acknowledged, 0) for r in roster.requests.copy().values()),

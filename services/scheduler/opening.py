@@ -9,7 +9,8 @@ from services.scheduler.admission import Limits
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.controller import AdaptiveWidth, FixedWidth
 from services.scheduler.decoded_history import DecodedHistory
-from services.scheduler.graphs import GraphTable
+from services.scheduler.graphs import GraphTable, chosen_graphs
+from services.scheduler.prefixes import Prefixes
 from services.scheduler.roster import Roster
 from shared.errors import ProcessError
 from shared.manifest import Manifest, read
@@ -33,7 +34,7 @@ def open_core(config: SchedulerConfig, instance: int) -> Opened:
     """Reads the core and checks that it can be served as configured. Raises `ManifestError` or `ProcessError`."""
     manifest = read(config.core)
     digest = hashlib.sha256((config.core / "manifest.json").read_bytes()).hexdigest()
-    graphs = GraphTable(manifest, config.draft_tokens)
+    graphs = chosen_graphs(manifest, config)
     geometry = manifest.geometry
     slots = config.concurrency or geometry.concurrency
     if slots > geometry.concurrency:
@@ -51,9 +52,10 @@ def open_core(config: SchedulerConfig, instance: int) -> Opened:
     incarnation = instance & ((1 << _INCARNATION_BITS) - 1)
     roster = Roster(
         limits,
-        FixedWidth() if config.fixed_width else AdaptiveWidth(),
+        FixedWidth() if config.fixed(manifest.adaptive_verification) else AdaptiveWidth(),
         DecodedHistory() if history and drafting else None,
         prompt and drafting,
         incarnation,
+        Prefixes(config.prefix_cache and graphs.continues, manifest.continuation_row_bytes > 0),
     )
     return Opened(manifest, digest, graphs, roster, slots, incarnation)

@@ -1,11 +1,13 @@
 """The page pool of the attached worker: which 64-token pages are whose. Pure; one owner at a time, never two.
 
-A request takes pages as it grows, but claims a consecutive run for its whole extent when it is placed. A claim reserves
-nothing: others avoid it while pages outside of claims are free, so that most requests hold ascending neighbours, which
-attention reads fastest.
+A page belongs to a request, to the prefix cache, or to nobody. A request takes pages as it grows, but claims a
+consecutive run for its whole extent when it is placed. A claim reserves nothing: others avoid it while pages outside of
+claims are free, so that most requests hold ascending neighbours, which attention reads fastest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from shared.errors import ContractBreach
 from shared.manifest import PAGE_TOKENS
 
 NOBODY = -1
+CACHE = 0
+"""The owner of pages that requests share."""
 
 
 def pages_for(extent: int) -> int:
@@ -28,7 +32,7 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 class PagePool:
-    """Owners are positive integers."""
+    """Owners are positive integers, and `CACHE`."""
 
     def __init__(self, pages: int) -> None:
         self.total = pages
@@ -61,14 +65,32 @@ class PagePool:
         return True
 
     def release(self, owner: int, held: list[int]) -> None:
-        """Gives all pages of an owner back and drops its claim. Raises `ContractBreach` for a page it does not hold."""
-        pages = np.asarray(held, dtype=np.int64)
-        if (self._owner[pages] != owner).any():
-            raise ContractBreach(f"request {owner} gives back pages that it does not hold")
-        self._owner[pages] = NOBODY
+        """Gives an owner's last pages back and drops its claim. Raises `ContractBreach` for one it does not hold."""
+        self._move(owner, held, NOBODY)
         self._claim[self._claim == owner] = NOBODY
-        self.free += len(held)
         held.clear()
+
+    def share(self, owner: int, given: Sequence[int]) -> None:
+        """Hands pages of a request over to the cache. Raises `ContractBreach` for a page it does not hold."""
+        self._move(owner, given, CACHE)
+
+    def give_back(self, owner: int, given: Sequence[int]) -> None:
+        """Gives pages back, and keeps the claim. Raises `ContractBreach` for a page that the owner does not hold."""
+        self._move(owner, given, NOBODY)
+
+    def owned(self, owner: int, among: Sequence[int]) -> list[int]:
+        """Those of these pages that belong to `owner`, in their order."""
+        pages = np.asarray(among, dtype=np.int64)
+        found: list[int] = pages[self._owner[pages] == owner].tolist()
+        return found
+
+    def _move(self, owner: int, moved: Sequence[int], receiver: int) -> None:
+        pages = np.asarray(moved, dtype=np.int64)
+        if (self._owner[pages] != owner).any() or len(np.unique(pages)) != len(pages):
+            raise ContractBreach(f"owner {owner} gives away pages that it does not hold")
+        self._owner[pages] = receiver
+        if receiver == NOBODY:
+            self.free += len(pages)
 
     def _take(self, owner: int, held: list[int], count: int, start: int) -> None:
         page = start

@@ -35,6 +35,7 @@ class Progress:
                 request=request.key.request,
                 slot=admission.slot,
                 pages=admission.pages,
+                cached=admission.cached,
                 waited=round(now - request.arrived, 4),
             )
         admitted.clear()

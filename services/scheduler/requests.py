@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from services.scheduler.controller import Drafting
 from services.scheduler.decoded_history import Response
+from services.scheduler.prefix_share import Share
 from services.scheduler.prompt_copies import PromptCopies
 from services.scheduler.survival import Outcome
 from shared.messages.common import DraftCounts
@@ -68,6 +69,10 @@ class Request:
     slot: int = NO_SLOT
     epoch: int = 0
     pages: list[int] = field(default_factory=list)
+    """Those of the table: shared ones of the prefix cache first, then its own."""
+    share: Share = field(default_factory=Share)
+    cached: int | None = None
+    """Tokens that its first admission found in the prefix cache."""
     generated: int = 0
     """Output tokens that the host knows."""
     prefilled: int = 0

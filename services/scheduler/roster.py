@@ -15,6 +15,7 @@ from services.scheduler.admission import Limits, check
 from services.scheduler.controller import WidthPolicy
 from services.scheduler.decoded_history import DecodedHistory
 from services.scheduler.pages import NOBODY, PagePool, pages_for
+from services.scheduler.prefixes import Prefixes
 from services.scheduler.prompt_copies import PromptCopies
 from services.scheduler.requests import NO_SLOT, Leaving, Phase, Request, RequestKey
 from shared.errors import InvalidRequest, Overloaded, RequestError, StateLost
@@ -37,11 +38,18 @@ class Roster:
     """`history` is None when ring copies are off, `prompt_copies` likewise for those from the own context."""
 
     def __init__(
-        self, limits: Limits, policy: WidthPolicy, history: DecodedHistory | None, prompt_copies: bool, incarnation: int
+        self,
+        limits: Limits,
+        policy: WidthPolicy,
+        history: DecodedHistory | None,
+        prompt_copies: bool,
+        incarnation: int,
+        prefixes: Prefixes,
     ) -> None:
         self.limits = limits
         self.policy = policy
         self.history = history
+        self.prefixes = prefixes
         self.requests: dict[RequestKey, Request] = {}
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -54,7 +62,10 @@ class Roster:
         self.closed = False
         """Whether nobody is admitted, because the worker is about to go. Another one opens it again."""
         self.pool = PagePool(limits.pages)
+        self.prefixes.attach(self.pool, 0)
         self._slots: list[int] = []
+        self._blocked: tuple[int, int, int] | None = None
+        """What the head of the queue waited for when it found too few pages: itself, pages to be had, running ones."""
         self._prompt_copies = prompt_copies
         self._incarnation = incarnation
         self._number = 0
@@ -64,10 +75,12 @@ class Roster:
     def running(self) -> int:
         return len(self.active)
 
-    def attach(self, slots: int, pages: int) -> None:
-        """A worker with empty slots is there. Requests that it can never hold fail."""
+    def attach(self, slots: int, pages: int, rows: int) -> None:
+        """A worker with empty slots and snapshot rows is there. Requests that it can never hold fail."""
         self.closed = False
         self.pool = PagePool(pages)
+        self.prefixes.attach(self.pool, rows)
+        self._blocked = None
         self._slots = list(range(slots))[::-1]
         for request in [r for r in self.waiting if pages_for(r.limit + 1) > pages]:
             self.fail(request, InvalidRequest("the worker that is there now has too few pages for this request"))
@@ -82,6 +95,7 @@ class Roster:
                 request.leaving = Leaving.FORGET
             self._release(request)
         self._slots = []
+        self.prefixes.detach()
 
     def submit(self, frontend: int, message: Submit, now: float) -> Request:
         """Queues a request. Raises `InvalidRequest`, `ContextOverflow` or `Overloaded`."""
@@ -114,12 +128,12 @@ class Roster:
         if self.closed or not self.waiting or not self._slots:
             return None
         request = self.waiting[0]
-        extent = min(request.prefill_length + ROW_TOKENS, request.limit)
-        count, spare = pages_for(extent), len(self.active)
-        if self.active and self.pool.free < count + spare:
-            return None  # those who run could not grow, and would preempt it at once
-        pages = self.pool.place(request.number, count, pages_for(request.limit))
+        blocked = (request.number, self.prefixes.available, len(self.active))
+        if blocked == self._blocked:
+            return None
+        pages = self._placed(request)
         if pages is None:
+            self._blocked = blocked
             return None
         self.waiting.popleft()
         self._epochs += 1
@@ -127,10 +141,24 @@ class Roster:
         request.table[: len(pages)] = pages
         request.slot = self._slots.pop()
         request.epoch = self._incarnation << 32 | self._epochs
-        request.prefilled = 0
+        request.prefilled = request.share.hit
         request.phase = Phase.PREFILLING
+        self.prefixes.admitted(request)
         self.active.append(request)
         return request
+
+    def _placed(self, request: Request) -> list[int] | None:
+        """Pages for a prefill and the first round, those of a cached prefix first; None if there are too few."""
+        shared = self.prefixes.open(request)
+        extent = min(request.prefill_length + ROW_TOKENS, request.limit)
+        count = pages_for(extent) - len(shared)
+        # With fewer to spare those who run could not grow, and would preempt it at once.
+        if self._room(count + len(self.active)):
+            own = self.pool.place(request.number, count, pages_for(request.limit) - len(shared))
+            if own is not None:
+                return [*shared, *own]
+        self.prefixes.close(request)
+        return None
 
     def reserve(self, request: Request, extent: int, preempt: bool) -> bool:
         """Pages for positions below `extent`, perhaps by preempting the latest admitted. False: not in this round."""
@@ -138,7 +166,7 @@ class Roster:
         held = len(request.pages)
         if count <= held:
             return True
-        while not self.pool.grow(request.number, request.pages, count):
+        while not self._grow(request, count):
             if not preempt:
                 return False
             live = [r for r in self.active if r.phase in (Phase.PREFILLING, Phase.RUNNING)]
@@ -150,6 +178,16 @@ class Roster:
                 return False
         request.table[held:count] = request.pages[held:]
         return True
+
+    def _grow(self, request: Request, count: int) -> bool:
+        return self._room(count - len(request.pages)) and self.pool.grow(request.number, request.pages, count)
+
+    def _room(self, count: int) -> bool:
+        """What the prefix cache holds for nobody goes first, then what requests hold although the cache has it."""
+        if self.prefixes.room(count):
+            return True
+        folded = [request for request in self.active if self.prefixes.fold(request)]
+        return bool(folded) and self.prefixes.room(count)
 
     def stop(self, request: Request, leaving: Leaving) -> None:
         """No further round for it; what it holds goes back when the queued ones are over."""
@@ -181,7 +219,8 @@ class Roster:
         self.stop(request, Leaving.REQUEUE)
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.number, request.pages)
+        settling = request.leaving is Leaving.SETTLE and request.acknowledged < request.generated
+        self.prefixes.leave(request, settling)
         request.table.fill(NOBODY)
         self._slots.append(request.slot)
         request.slot = NO_SLOT
@@ -196,8 +235,12 @@ class Roster:
     def _close(self, request: Request, leaving: Leaving) -> None:
         request.phase = Phase.FINISHED
         if leaving is Leaving.FORGET or request.acknowledged >= request.generated:
-            self.requests.pop(request.key, None)
+            self._forget(request)
             return
         finished = [r for r in self.requests.values() if r.phase is Phase.FINISHED]
         if len(finished) > UNSETTLED:
-            self.requests.pop(finished[0].key)
+            self._forget(finished[0])
+
+    def _forget(self, request: Request) -> None:
+        self.requests.pop(request.key, None)
+        self.prefixes.settle(request)

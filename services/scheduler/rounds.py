@@ -6,12 +6,14 @@ reserved for whatever that may emit and copies are anchored at what the host kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.scheduler.continuations import SHORT, Continuation, better
 from services.scheduler.controller import LaneOffer
 from services.scheduler.graphs import Graph, GraphTable
+from services.scheduler.prefix_cache import NO_ROW
+from services.scheduler.prefix_share import Export
 from services.scheduler.requests import Phase, Request
 from services.scheduler.roster import Roster
 from services.scheduler.survival import Kind, kind_of
@@ -41,26 +43,48 @@ class LanePlan:
     continuation: Continuation | None = None
     drafts: int = 0
     kind: Kind = Kind.LEARNED
+    export: Export | None = None
+    """A boundary at which the device shall write a snapshot row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """Tokens `start` .. `start + length - 1` of a request enter its state; `final` as in the plan frame."""
+    """Tokens `start` .. `start + length - 1` of a request enter its state; `final` as in the plan frame.
+
+    `row` is the snapshot row that the state behind them goes to, or -1.
+    """
 
     request: Request
     start: int
     length: int
     final: int
+    row: int = NO_ROW
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """A cached prefix of `total` tokens enters a slot from `row` (-1: it is there), and a stretch of it is noted."""
+
+    request: Request
+    row: int
+    start: int
+    length: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One round. An init round has `admitted` and nothing else."""
+    """One round. An init round has `admitted` and nothing else, likewise `restore` and `resumed`."""
 
     graph: Graph
     lanes: tuple[LanePlan, ...] = ()
     chunk: ChunkPlan | None = None
     admitted: Request | None = None
+    prefix: int = 0
+    """Tokens that its pages hold already, if they alone continue a prefix."""
+    restore: RestorePlan | None = None
+    resumed: Request | None = None
+    """It draws its first token behind a cached prompt."""
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -68,8 +92,9 @@ class Plan:
         found = [lane.request for lane in self.lanes]
         if self.chunk is not None:
             found.append(self.chunk.request)
-        if self.admitted is not None:
-            found.append(self.admitted)
+        if self.restore is not None:
+            found.append(self.restore.request)
+        found += [request for request in (self.admitted, self.resumed) if request is not None]
         return tuple(found)
 
 
@@ -95,7 +120,11 @@ class RoundPlanner:
             lane.request.may_emit += lane.ceiling
         if plan.chunk is not None:
             self._note_chunk(plan.chunk)
-        self._chunk_was_last = plan.chunk is not None
+        if plan.restore is not None:
+            self._roster.prefixes.restored(plan.restore.request, plan.restore.length)
+        if plan.resumed is not None:
+            self._note_prefilled(plan.resumed, draws=True)
+        self._chunk_was_last = plan.chunk is not None or plan.restore is not None
         return plan
 
     def _note_chunk(self, chunk: ChunkPlan) -> None:
@@ -104,21 +133,28 @@ class RoundPlanner:
         if request.copies is not None:
             request.copies.advance(request.prefilled)
         if chunk.final != MORE:
-            request.phase = Phase.RUNNING
-            if request.copies is not None:
-                request.copies.advance(request.known)
-        if chunk.final == DRAWS:
+            self._note_prefilled(request, chunk.final == DRAWS)
+
+    @staticmethod
+    def _note_prefilled(request: Request, draws: bool) -> None:
+        request.phase = Phase.RUNNING
+        if request.copies is not None:
+            request.copies.advance(request.known)
+        if draws:
             request.emissions += 1
             request.may_emit += 1
 
     def _decide(self) -> Plan | None:
         admitted = self._roster.admit()
         if admitted is not None:
-            return Plan(self._graphs.init, admitted=admitted)
+            hit = 0 if self._roster.prefixes.recurrent else admitted.share.hit
+            return Plan(self._graphs.init, admitted=admitted, prefix=hit)
         filling = next((r for r in self._roster.active if r.phase is Phase.PREFILLING), None)
         decoding = [r for r in self._roster.active if r.phase is Phase.RUNNING and not r.exhausted]
         if filling is None:
             return self._generation(decoding)
+        if filling.share.restoring or filling.prefilled == filling.prefill_length:
+            return self._from_cache(filling, decoding)
         if not decoding:
             return self._prefill(filling)
         mixed = self._graphs.mixed(len(decoding))
@@ -130,16 +166,38 @@ class RoundPlanner:
             return self._mixed(filling, decoding, mixed)
         return self._prefill(filling) if filling.phase is Phase.PREFILLING else None
 
+    def _from_cache(self, request: Request, decoding: list[Request]) -> Plan | None:
+        """A cached prefix comes in, with others' rounds between the stretches of one that is noted piece by piece."""
+        if self._chunk_was_last and decoding:
+            plan = self._generation(decoding)
+            if plan is not None:
+                return plan
+        share = request.share
+        if request.phase is not Phase.PREFILLING:
+            return None  # it gave its pages to a lane
+        if not share.restoring:
+            return Plan(self._graphs.state("resume"), resumed=request)
+        row = share.source.row if share.pinned and share.source is not None else NO_ROW
+        length = min(share.hit - share.noted, self._graphs.prefill(share.hit).tokens)
+        return Plan(self._graphs.state("restore"), restore=RestorePlan(request, row, share.noted, length, share.hit))
+
     def _prefill(self, request: Request) -> Plan:
-        graph = self._graphs.prefill(request.prefill_length - request.prefilled)
+        graph = self._graphs.prefill(self._span(request))
         return Plan(graph, chunk=self._chunk(request, graph.tokens))
+
+    @staticmethod
+    def _span(request: Request) -> int:
+        """Tokens to the end of the prefill, or to the boundary before it where a snapshot is wanted."""
+        cut = request.share.cut_after(request.prefilled)
+        return (request.prefill_length if cut is None else cut) - request.prefilled
 
     def _chunk(self, request: Request, capacity: int) -> ChunkPlan:
         """Pages for all of the prefill were reserved at admission."""
-        remaining = request.prefill_length - request.prefilled
-        length = min(remaining, capacity)
-        final = MORE if length < remaining else REPLAYED if request.generated else DRAWS
-        return ChunkPlan(request, request.prefilled, length, final)
+        start, length = request.prefilled, min(self._span(request), capacity)
+        end = start + length
+        final = MORE if end < request.prefill_length else REPLAYED if request.generated else DRAWS
+        row = self._roster.prefixes.cut_row(request, end) if end in request.share.cuts else NO_ROW
+        return ChunkPlan(request, start, length, final, row)
 
     def _mixed(self, filling: Request, decoding: list[Request], graph: Graph) -> Plan | None:
         lanes = self._reserved([LanePlan(request, 1, request.known) for request in decoding])
@@ -210,4 +268,8 @@ class RoundPlanner:
                 self.narrow[Narrow.PAGES] += 1
             if self._roster.reserve(request, request.extent(lane.ceiling), preempt=True):
                 found.append(lane)
-        return tuple(lane for lane in found if lane.request.phase is Phase.RUNNING)
+        return tuple(self._exporting(lane) for lane in found if lane.request.phase is Phase.RUNNING)
+
+    def _exporting(self, lane: LanePlan) -> LanePlan:
+        export = self._roster.prefixes.rolling_export(lane.request, lane.ceiling)
+        return lane if export is None else replace(lane, export=export)

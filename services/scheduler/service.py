@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
@@ -23,22 +24,28 @@ from shared.metrics_listener import served
 from shared.pulse import SWITCH_INTERVAL_S
 
 
-def run(config: SchedulerConfig) -> int:
-    """Serves until SIGTERM or SIGINT and the drain after it; returns the exit code. Raises `ProcessError` at start."""
+def run(config: SchedulerConfig, started: Callable[[Loop], None] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT and the drain after it; returns the exit code. Raises `ProcessError` at start.
+
+    `started` is given the loop before it turns: outside the main thread there are no signals, and its `stop` is how to
+    end it.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     regions.sweep()
     claim = RunDirectory(config.run_dir).ensure().claim()
     try:
-        return _serve(config)
+        return _serve(config, started)
     finally:
         os.close(claim)
 
 
-def _serve(config: SchedulerConfig) -> int:
+def _serve(config: SchedulerConfig, started: Callable[[Loop], None] | None) -> int:
     instance = new_instance()
     tallies = Tallies()
     opened = open_core(config, instance)
     loop = Loop(config, opened, instance, tallies)
+    if started is not None:
+        started(loop)
     if threading.current_thread() is threading.main_thread():
 
         def on_signal(number: int, frame: FrameType | None) -> None:

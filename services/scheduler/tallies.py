@@ -96,6 +96,11 @@ class Gauges:
     queue_limit: int
     pages: int
     pages_free: int
+    """Pages that no request holds."""
+    prefix_queries: int
+    prefix_hits: int
+    prefix_pages: int
+    prefix_rows: int
     history: int
     history_capacity: int
     unacknowledged: int

@@ -84,6 +84,10 @@ class WorkerLink:
             return "it serves another core: its manifest differs"
         if not 0 < hello.slots <= self._manifest.geometry.concurrency:
             return f"it offers {hello.slots} slots"
+        if not 0 <= hello.snapshots <= self._manifest.geometry.snapshot_slots:
+            return f"it offers {hello.snapshots} snapshot rows"
+        if not 0 < hello.rounds_in_flight <= FRAMES:
+            return f"it wants {hello.rounds_in_flight} rounds queued"
         if not 0 < hello.pages <= self._manifest.geometry.pages:
             return f"it offers {hello.pages} pages"
         return ""
@@ -94,6 +98,11 @@ class WorkerLink:
             return False
         self.state, self.sequence = LinkState.READY, message.sequence
         return True
+
+    @property
+    def rounds_in_flight(self) -> int:
+        """Rounds that this worker takes before the first of them is done."""
+        return FRAMES if self.hello is None else self.hello.rounds_in_flight
 
     def submit(self, plan: Plan) -> int:
         """Writes the frame of the next round, sends its `Replay`, returns its number. Raises `Unroutable`."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recipes.components.bill import bill_of
 from recipes.components.model import StateBytes
 from recipes.declaration import LoadConfig, Recipe
 from shared.errors import MemoryRefused
-from shared.frames import FRAMES, Layout
 from shared.manifest import Manifest
 
 
@@ -42,17 +42,6 @@ class Bill:
             raise MemoryRefused(f"this core does not fit in memory:\n{self.table()}")
 
 
-def prepare_bill(
-    recipe: Recipe, manifest: Manifest, config: LoadConfig, frames: tuple[Layout, ...], headroom: int, available: int
-) -> Bill:
+def prepare_bill(recipe: Recipe, manifest: Manifest, config: LoadConfig, headroom: int, available: int) -> Bill:
     """The bill of a core: the recipe's weights, pages and state, request rows, snapshots and frames."""
-    geometry = manifest.geometry
-    counts = config.slots * geometry.vocab_size * 5  # int32 counts and bool marks
-    vectors = (config.slots + config.snapshots) * geometry.hidden_size * 4
-    lines = (
-        *recipe.bill(manifest, config),
-        StateBytes("penalty counts", counts),
-        StateBytes("sampling vectors", vectors),
-        StateBytes("frames", FRAMES * sum(layout.nbytes for layout in frames)),
-    )
-    return Bill(lines, headroom, available)
+    return Bill(bill_of(recipe, manifest, config), headroom, available)

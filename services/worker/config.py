@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from shared.byte_sizes import Room
 from shared.errors import ProcessError
+from shared.manifest import Storage
 from shared.metrics_address import LOOPBACK, check_address
 
 GIB = 1 << 30
@@ -14,8 +16,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """`headroom_bytes` stay free on the device; `threads` None takes every core but one, which the
-    other services need; times in seconds."""
+    """`headroom` stays free on the device, bytes or a share of its memory; times in seconds.
+
+    `threads` None takes every core but one, which the other services need.
+    """
 
     core: Path
     run_dir: Path
@@ -23,8 +27,14 @@ class WorkerConfig:
     frames: Literal["ipc", "host"] = "ipc"
     deterministic: bool = False
     concurrency: int | None = None
-    headroom_bytes: int = GIB // 2
+    headroom: Room = GIB // 2
     threads: int | None = None
+    embedding_table_storage: Storage | None = None
+    """Where embedding tables lie; None: as the core says."""
+    embedding_table_cache_size: int = GIB // 4
+    """Bytes of rows that a row server may keep in memory."""
+    embedding_row_timeout: float = 10.0
+    """How long a row server may make no progress while a round waits for it."""
     drain_timeout: float = 40.0
     round_timeout: float = 120.0
     """How long one round may take before this worker gives itself up."""
@@ -39,8 +49,12 @@ class WorkerConfig:
             raise ProcessError(f"device {self.device!r} is not built yet: this version runs on the CPU")
         if self.concurrency is not None and self.concurrency < 1:
             raise ProcessError("concurrency must be at least one")
-        if self.headroom_bytes < 0:
+        if isinstance(self.headroom, int) and self.headroom < 0:
             raise ProcessError("headroom cannot be negative")
+        if self.embedding_table_cache_size < 0:
+            raise ProcessError("the cache of an embedding table cannot be negative")
+        if not self.embedding_row_timeout > 0:
+            raise ProcessError("the timeout of embedding rows must be positive")
         if not self.round_timeout > 0:
             raise ProcessError("the round timeout must be positive")
         check_address(self.metrics_host, self.metrics_port)

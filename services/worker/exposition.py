@@ -9,9 +9,11 @@ from prometheus_client.core import Metric
 
 from services.worker.meters import Meters
 from services.worker.replay import LaunchThread
+from services.worker.rows import Tables
 from shared import metrics
 from shared.channel import Refused
 from shared.exposition import Exposition, histogram, number, standing, table
+from shared.mailbox import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Shown:
 
     meters: Meters
     launch: LaunchThread
+    tables: Tables
     refused: Refused
     round_timeout: float
     snapshots: int
@@ -37,6 +40,14 @@ class Shown:
         yield histogram(metrics.ROUND_SECONDS, *rounds)
         yield histogram(metrics.LAUNCH_LEAD_SECONDS, ((), meters.lead))
         yield histogram(metrics.LAUNCH_GAP_SECONDS, ((), meters.gap))
+        tables = self.tables
+        yield table(metrics.TABLE_BYTES, [((name,), nbytes) for name, nbytes in tables.bytes_by_storage.items()])
+        yield number(metrics.ROWS_ASKED, tables.tally(Tally.ASKED))
+        yield number(metrics.ROW_CACHE_HITS, tables.tally(Tally.HITS))
+        yield number(metrics.ROW_CACHE_MISSES, tables.tally(Tally.MISSES))
+        yield number(metrics.ROW_BYTES_READ, tables.tally(Tally.READ))
+        yield histogram(metrics.ROW_WAIT_SECONDS, ((), tables.waits))
+        yield number(metrics.ROW_SERVER_RESTARTS, tables.restarts)
 
     def unhealthy(self) -> str:
         """Why this process should be restarted: its poller stands still, or its device does not come back."""

@@ -21,7 +21,8 @@ from recipes.components.target_law import NotFinite, raw_logprobs
 from services.worker.completion import Completion, Emission
 from services.worker.prefixes import PrefixLaws
 from services.worker.snapshots import Snapshots
-from shared.frames import Fault, PlanFrame, Source, Status
+from shared.errors import ContractBreach, RowsLost
+from shared.frames import Fault, InitInt, PlanFrame, Source, Status
 from shared.manifest import ExecutionGraph
 
 Program = Callable[[PlanFrame, Completion], None]
@@ -78,7 +79,13 @@ class Programs:
             parts.append(chunk)
         if not lanes:
             return
-        vectors = self._model.forward(rows_of(torch.cat(parts), tuple(lanes)))
+        try:
+            vectors = self._model.forward(rows_of(torch.cat(parts), tuple(lanes)))
+        except RowsLost:
+            for lane in lanes:
+                self._model.commit(lane, 0)
+                out.write(lane.slot, Emission(width=lane.count, faults=Fault.ROW_SERVER))
+            return
         if jobs:
             logits = self._model.logits(vectors[:start])
             for job, lane, inputs in zip(jobs, lanes, parts, strict=False):
@@ -164,7 +171,7 @@ class Programs:
         if exports:
             self._snapshots.export(lane, at, row, int(inputs[at - 1]), vectors[lane.start + at - 1])
         self._commit(lane, kept, inputs, vectors[rows], learns)
-        if exports:
+        if exports and learns:
             self._snapshots.export_drafts(lane, at, row, vectors[rows])
         state.pending[slot] = verdict.tokens[-1]
         self._emit(slot, verdict, out, logits[rows])
@@ -259,6 +266,11 @@ class Programs:
         self._model.reset(slot)
         if self._drafter is not None:
             self._drafter.reset(slot)
+        prefix = int(plan.init_integers[InitInt.PREFIX])
+        if prefix:
+            if self._drafter is not None:
+                raise ContractBreach("a drafter's state of a prefix comes from a snapshot row")
+            self._model.adopt(slot, prefix)
         out.write(slot, Emission())
 
     def _named_slot(self, plan: PlanFrame, out: Completion) -> int | None:
@@ -283,7 +295,27 @@ class Programs:
             out.write(slot, Emission())
 
     def _restore(self, plan: PlanFrame, out: Completion) -> None:
-        slot, row = self._named_slot(plan, out), int(plan.snapshot_row[0])
-        if slot is not None and self._snapshots.holds(row):
+        """Puts a prefix into a slot that `init` has reset, or notes a stretch of one that is there already, or both.
+
+        Counts for penalties are a request's own, so they are in no row: the plan brings the prefix's tokens.
+        """
+        slot, row, length = self._named_slot(plan, out), int(plan.snapshot_row[0]), int(plan.restore_length[0])
+        if slot is None:
+            return
+        state, start, count = self._state, int(plan.chunk_start[0]), int(plan.chunk_length[0])
+        tokens = torch.from_numpy(plan.chunk_tokens[: max(count, 0)].astype(np.int64))
+        held = self._snapshots.prefix_of(row) if row >= 0 else int(state.consumed[slot])
+        fault = Fault.NONE
+        if held != length or (row >= 0 and state.consumed[slot] != 0):
+            fault = Fault.WRONG_PREFIX
+        elif len(tokens) != count or not 0 <= start <= start + count <= length:
+            fault = Fault.UNEXPECTED_PLAN
+        elif count and not 0 <= int(tokens.min()) <= int(tokens.max()) < state.vocab_size:
+            fault = Fault.BAD_TOKEN
+        if fault:
+            out.write(slot, Emission(faults=fault))
+            return
+        if row >= 0:
             self._snapshots.restore(row, slot)
-            out.write(slot, Emission())
+        state.note_prompt(slot, start, tokens)
+        out.write(slot, Emission())

@@ -10,7 +10,9 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import msgspec
@@ -24,6 +26,7 @@ from services.worker.preparation import create_frames, prepare
 from services.worker.recording import Recording
 from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
 from services.worker.round_log import RoundLog
+from services.worker.rows import Tables
 from shared import logs, regions
 from shared.channel import Client, Refused, RunDirectory
 from shared.errors import FlareError, RoundTimeout, Unroutable
@@ -49,7 +52,10 @@ class Worker:
         self._instance = new_instance()
         self._frames = create_frames(self._manifest, self._instance)
         self._recording = Recording(config.record) if config.record else None
-        self._launch = LaunchThread(lambda: prepare(config, self._manifest, self._frames), self._recording)
+        self._tables = Tables(config, self._manifest, self._instance)
+        self._launch = LaunchThread(
+            lambda: prepare(config, self._manifest, self._frames, self._tables), self._recording
+        )
         self._rounds = RoundLog(self._manifest)
         self._scheduler = 0
         self._sequence = 0
@@ -61,6 +67,7 @@ class Worker:
         self._shown = Shown(
             self._meters,
             self._launch,
+            self._tables,
             Refused(),
             config.round_timeout,
             self._manifest.geometry.snapshot_slots,
@@ -75,8 +82,9 @@ class Worker:
 
     def run(self) -> int:
         """Serves until told to stop; returns the exit code."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGINT, self._on_signal)
         self._launch.start()
         context, config = zmq.Context(), self._config
         shown = self._shown.exposition(config.served_model_name or self._manifest.model_name)
@@ -87,6 +95,7 @@ class Worker:
             context.destroy(linger=200)
             if self._recording is not None:
                 self._recording.close()
+            self._tables.close()
             self._frames.close()
 
     def _load_and_serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> int:
@@ -112,6 +121,10 @@ class Worker:
         return "" if self._scheduler else "no scheduler is attached"
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Drain and end; the second time, at once. Safe in a signal handler and from another thread."""
         self._signals += 1
         self._deadline = time.monotonic() + self._config.drain_timeout
 
@@ -134,6 +147,8 @@ class Worker:
             PULSE.beat(now)
             if self.stuck:
                 self._crash(RoundTimeout(f"a round did not end within {self._config.round_timeout:g} s"), client)
+            if self._tables.failure is not None:
+                self._crash(self._tables.failure, client)
             if self._connected and now >= next_beat:
                 self._send(client, self._beat())
                 next_beat = now + BEAT_MS / 1000
@@ -164,6 +179,7 @@ class Worker:
                 pages=geometry.pages,
                 snapshots=geometry.snapshot_slots,
                 process=os.getpid(),
+                rounds_in_flight=self._tables.rounds_in_flight,
             ),
         )
 
@@ -224,11 +240,17 @@ class Worker:
             self._log.debug("worker.unsent", kind=type(message).__name__)
 
 
-def run(config: WorkerConfig) -> int:
-    """Runs a worker until it is told to stop; returns the process's exit code."""
+def run(config: WorkerConfig, started: Callable[[Worker], None] | None = None) -> int:
+    """Runs a worker until it is told to stop; returns the process's exit code.
+
+    `started` is given the worker before it loads: outside the main thread there are no signals, and its `stop` is how
+    to end it.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     regions.sweep()
     worker = Worker(config)
+    if started is not None:
+        started(worker)
     code = worker.run()
     structlog.get_logger().info("worker.stopped", code=code)
     if worker.stuck:

@@ -41,6 +41,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int = -1
 
+    @property
+    def penalised(self) -> bool:
+        """Whether it matters which tokens a text holds already."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
     def checked(self, vocab_size: int) -> Sampling:
         """Itself, if every value is in its range. Raises `InvalidRequest` naming the field."""
         ranges = (

@@ -18,7 +18,10 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """State of scheduler and worker; sent on change, as the answer to a ping, and once a second."""
+    """State of scheduler and worker; sent on change, as the answer to a ping, and once a second.
+
+    `free_pages` are those that no request holds, cached ones among them.
+    """
 
     ready: bool
     reason: str
@@ -31,7 +34,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one round added to one request. `start` counts generated tokens before them.
 
     With `finish` the request is over on the device: `stop` means that the last token is an end token. `counts` covers
-    the request so far.
+    the request so far, `cached_tokens` are those of the prompt whose state it found in the prefix cache.
     """
 
     request: str

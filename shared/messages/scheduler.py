@@ -56,7 +56,8 @@ class WorkerHello(Message, frozen=True, kw_only=True):
     """First message of a worker on a connection; answered by `Attach`.
 
     `plan_region` and `completion_region` name what `shared.regions.open_region` opens; `device_uuid` is the GPU's or
-    "cpu"; `manifest_digest` is SHA-256 of manifest.json; `slots` and `pages` are what the worker really holds.
+    "cpu"; `manifest_digest` is SHA-256 of manifest.json; `slots` and `pages` are what the worker really holds;
+    `rounds_in_flight` are the rounds that may be queued in it: two, or one if its rounds wait for a row server.
     """
 
     abi: int
@@ -69,6 +70,7 @@ class WorkerHello(Message, frozen=True, kw_only=True):
     pages: int
     snapshots: int
     process: int
+    rounds_in_flight: int = 2
 
 
 class Attached(Message, frozen=True, kw_only=True):

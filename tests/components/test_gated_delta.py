@@ -70,6 +70,55 @@ def test_recovery_of_every_prefix_equals_going_on_from_there(kept: int) -> None:
         assert torch.equal(recover(state, records, kept), recover(state, delta_rows(state, head)[1], kept))
 
 
+@pytest.fixture(scope="module")
+def real_round() -> tuple[torch.Tensor, DeltaRows]:
+    """A state and eight rows at the real geometry: 16 key heads, each for three of 48 value heads, all of 128."""
+    generator = torch.Generator().manual_seed(12)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        found: torch.Tensor = torch.randn(*shape, generator=generator)
+        return found
+
+    unit = torch.nn.functional.normalize
+    queries, keys = (unit(drawn(8, 16, 128), dim=-1).repeat_interleave(3, dim=1) for _ in range(2))
+    decays, betas = (torch.rand(8, 48, generator=generator) for _ in range(2))
+    return drawn(48, 128, 128), DeltaRows(queries * 128**-0.5, keys, drawn(8, 48, 128), decays * 0.98 + 0.01, betas)
+
+
+def full_snapshots(state: torch.Tensor, rows: DeltaRows, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The state after 0, 1, ... rows as matrix products, each kept whole; no records."""
+    state, found = state.to(dtype), [state.to(dtype)]
+    for row in range(len(rows.keys)):
+        key, value = rows.keys[row].to(dtype).unsqueeze(-1), rows.values[row].to(dtype).unsqueeze(1)
+        decayed = rows.decays[row].to(dtype)[:, None, None] * state
+        beta = rows.betas[row].to(dtype)[:, None, None]
+        state = decayed + torch.bmm(key, beta * (value - torch.bmm(key.transpose(1, 2), decayed)))
+        found.append(state)
+    return found
+
+
+@pytest.mark.parametrize("kept", range(9))
+def test_compact_commit_equals_a_full_snapshot_at_the_real_geometry(
+    real_round: tuple[torch.Tensor, DeltaRows], kept: int
+) -> None:
+    """mtp-design.md, "The compact commit requires component state equivalence against full snapshots".
+
+    Compact states may be as far from float64 as twice the snapshots in float32 are: the two sum in different orders.
+    Equal bits are asked of the two ways to come to the same prefix: from eight records, and from its own alone.
+    """
+    state, rows = real_round
+    _, records = delta_rows(state, rows)
+    found = recover(state, records, kept)
+    exact, single = (full_snapshots(state, rows, dtype)[kept] for dtype in (torch.float64, torch.float32))
+    error = float((found.double() - exact).abs().max())
+    assert error <= 2 * float((single.double() - exact).abs().max())
+    assert error < 2e-6
+    assert torch.equal(found, checkpoint_columns(state, records)[kept])
+    if kept:
+        prefix = DeltaRows(*(t[:kept] for t in (rows.queries, rows.keys, rows.values, rows.decays, rows.betas)))
+        assert torch.equal(found, recover(state, delta_rows(state, prefix)[1], kept))
+
+
 @pytest.mark.parametrize("dilation", [1, 3])
 def test_a_convolution_continues_over_every_accepted_count(dilation: int) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from compose import cli
-from compose.options import Size, arguments, configure, flags, secrets
+from compose.options import Headroom, Size, arguments, configure, flags, secrets
 from services.frontend.config import FrontendConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
+from shared.byte_sizes import Share, bytes_of
 from shared.logs import LogConfig
 
 
@@ -32,8 +33,13 @@ def parsed(command: click.Command, given: list[str]) -> dict[str, Any]:
         (cli.scheduler, SchedulerConfig, {}),
         (cli.scheduler, SchedulerConfig, {"draft_tokens": 0, "history_drafts": False, "prompt_drafts": True}),
         (cli.scheduler, SchedulerConfig, {"adaptive": False, "deterministic": True, "queue_limit": 3}),
+        (cli.scheduler, SchedulerConfig, {"adaptive": True}),
+        (cli.scheduler, SchedulerConfig, {"prefix_cache": False}),
+        (cli.scheduler, SchedulerConfig, {"fixed_width": 4}),
         (cli.worker, WorkerConfig, {}),
-        (cli.worker, WorkerConfig, {"headroom_bytes": 5, "threads": 2, "frames": "host", "drain_timeout": 40.0}),
+        (cli.worker, WorkerConfig, {"headroom": 5, "threads": 2, "frames": "host", "drain_timeout": 40.0}),
+        (cli.worker, WorkerConfig, {"embedding_table_storage": "disk", "embedding_table_cache_size": 0}),
+        (cli.worker, WorkerConfig, {"headroom": Share(12.5)}),
         (cli.worker, WorkerConfig, {"concurrency": 2, "deterministic": True, "drain_timeout": 30.0}),
     ],
 )
@@ -67,6 +73,17 @@ def test_keys_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val
 @pytest.mark.parametrize(("text", "size"), [("5", 5), ("2KiB", 2048), ("512MiB", 512 << 20), ("1.5G", 3 << 29)])
 def test_sizes(text: str, size: int) -> None:
     assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize(("text", "free"), [("5", 5), ("2KiB", 2048), ("5%", 50), ("12.5 %", 125), ("0%", 0)])
+def test_headroom_is_a_size_or_a_part(text: str, free: int) -> None:
+    assert bytes_of(Headroom().convert(text, None, None), 1000) == free
+
+
+@pytest.mark.parametrize("text", ["", "%", "101%", "-1%", "half", "nan%"])
+def test_no_headroom(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Headroom().convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1 EiB"])

@@ -74,6 +74,21 @@ def test_a_service_is_ready_or_says_why_not_or_is_down() -> None:
     assert (waiting.state, waiting.pid, waiting.cpu) == ("not ready: no scheduler is attached", "7", "50%")
 
 
+def test_where_embedding_tables_lie_is_told_for_cores_that_have_any() -> None:
+    sizes = {"gpu": 0, "ram": 0, "disk": 3 << 30}
+    places = [sample(metrics.TABLE_BYTES, size, storage=name) for name, size in sizes.items()]
+    rows = [
+        sample(metrics.ROWS_ASKED + "_total", 400),
+        sample(metrics.ROW_CACHE_HITS + "_total", 100),
+        sample(metrics.ROW_SERVER_RESTARTS + "_total", 2),
+    ]
+    found = dict(board({}, {"worker": Scrape(dict([*places, *rows]))}, {}, 1.0, 0.0).values)
+    assert found["embedding tables"] == "3.00 GiB on disk"
+    assert found["  rows"] == "25% of 400 from the cache; row server replaced 2 times"
+    without = [sample(metrics.TABLE_BYTES, 0, storage=name) for name in sizes]
+    assert "embedding tables" not in dict(board({}, {"worker": Scrape(dict(without))}, {}, 1.0, 0.0).values)
+
+
 def test_rates_shares_and_gauges() -> None:
     values = dict(shown().values)
     assert values == {

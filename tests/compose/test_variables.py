@@ -9,12 +9,13 @@ import click
 import pytest
 
 from compose import cli
+from compose.ignition import debug_serve
 from compose.options import arguments, configure, variable
 from services.frontend.config import FrontendConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 
-COMMANDS = (cli.frontend, cli.scheduler, cli.worker, cli.run)
+COMMANDS = (cli.frontend, cli.scheduler, cli.worker, cli.run, debug_serve)
 
 
 def parsed(command: click.Command, given: list[str]) -> dict[str, Any]:
@@ -49,8 +50,10 @@ def test_an_empty_variable_is_none(command: click.Command, tmp_path: Path, monke
         (cli.frontend, "FLARE_PORT", "9000", "port", 9000),
         (cli.scheduler, "FLARE_MTP_DRAFT_TOKENS", "0", "draft_tokens", 0),
         (cli.scheduler, "FLARE_HISTORY_DRAFTS", "0", "history_drafts", False),
+        (cli.scheduler, "FLARE_PREFIX_CACHE", "0", "prefix_cache", False),
         (cli.scheduler, "FLARE_MTP_ADAPTIVE_VERIFICATION", "false", "adaptive", False),
-        (cli.worker, "FLARE_HEADROOM", "2GiB", "headroom_bytes", 2 << 30),
+        (cli.worker, "FLARE_HEADROOM", "2GiB", "headroom", 2 << 30),
+        (cli.worker, "FLARE_EMBEDDING_TABLE_CACHE_SIZE", "1.5G", "embedding_table_cache_size", 3 << 29),
         (cli.worker, "FLARE_DETERMINISTIC", "1", "deterministic", True),
     ],
 )
@@ -75,7 +78,7 @@ def test_what_a_supervisor_decided_survives_a_contrary_environment(
     command: click.Command, kind: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its children inherit the environment, which must not speak where an argument equal to the default was left out.
-    contrary = {"drain_timeout": "1", "port": "9", "queue_limit": "1", "adaptive": "0", "headroom_bytes": "7"}
+    contrary = {"drain_timeout": "1", "port": "9", "queue_limit": "1", "headroom": "7"}
     given = [str(tmp_path), "--run-dir", str(tmp_path)]
     for option in options(command):
         if option.name in contrary:

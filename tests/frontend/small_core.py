@@ -13,6 +13,7 @@ from shared import manifest
 from shared.manifest import BillItem, ExecutionGraph, GenerationDefaults, Geometry, Manifest
 
 CONTEXT = 512
+WIDTHS = (1, 2, 4, 8)
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ã", "©"))
 START, END, THINK = 256 + len(MERGES), 257 + len(MERGES), 258 + len(MERGES)
 VOCABULARY = 272
@@ -48,7 +49,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_manifest() -> Manifest:
-    """A manifest that `shared.manifest.check` takes; its graphs play no part here."""
+    """A manifest that `shared.manifest.check` takes; of its graphs only the widths play a part here."""
     return Manifest(
         abi=manifest.ABI,
         recipe="test",
@@ -56,8 +57,10 @@ def make_manifest() -> Manifest:
         geometry=Geometry(
             vocab_size=VOCABULARY, hidden_size=8, context_length=CONTEXT, concurrency=4, pages=64, snapshot_slots=2
         ),
-        graphs=(ExecutionGraph(operation=3, kind="decode", batch_capacity=1, token_capacity=1),),
-        verification_widths=(1, 2, 4, 8),
+        graphs=tuple(
+            ExecutionGraph(5, "speculative", 1, width, draft_tokens=width - 1, verify_tokens=width) for width in WIDTHS
+        ),
+        verification_widths=WIDTHS,
         speculative_token_capacity=32,
         end_ids=(END,),
         defaults=GenerationDefaults(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05),

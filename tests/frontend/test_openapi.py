@@ -90,7 +90,7 @@ def test_ranges_stand_at_the_property() -> None:
     budget = SCHEMAS["CompletionRequest"]["properties"]["max_tokens"]["description"]
     assert f"{COMPLETION_TOKENS} tokens" in budget
     assert "clipped" in budget
-    assert "until there is a prefix cache" in SCHEMAS["PromptDetails"]["properties"]["cached_tokens"]["description"]
+    assert "a multiple of 64" in SCHEMAS["PromptDetails"]["properties"]["cached_tokens"]["description"]
 
 
 def test_numbers_in_descriptions_are_those_that_hold() -> None:

@@ -21,7 +21,8 @@ from shared.messages.common import Message, Sampling, new_instance
 from shared.messages.frontend import FROM_SCHEDULER, Delta, Failed, FromScheduler, Status, Tokens, Welcome
 from shared.messages.scheduler import Ack, Cancel, FrontendHello, StoppedAt, Submit
 from tests.scheduler.cores import write_core
-from tests.scheduler.device import NextToken, ScriptedWorker
+from tests.scheduler.device import NextToken
+from tests.scheduler.scripted_worker import ScriptedWorker
 
 PATIENCE_S = 10.0
 
@@ -140,8 +141,9 @@ class Served:
         return self.frontends[-1]
 
     def idle(self) -> bool:
-        """Whether every slot and page has come back."""
-        return not self.roster.active and not self.roster.waiting and self.roster.pool.free == self.roster.pool.total
+        """Whether every slot has come back, and every page to the pool or to the prefix cache alone."""
+        roster = self.roster
+        return not roster.active and not roster.waiting and roster.prefixes.available == roster.pool.total
 
     def join(self, seconds: float = PATIENCE_S) -> int | None:
         self._thread.join(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from pathlib import Path
 
 from shared.manifest import (
@@ -28,8 +29,9 @@ def manifest(
     history: bool = True,
     prefill: tuple[int, ...] = (16, 64),
     mixed: int = 32,
+    rows: int = 0,
 ) -> Manifest:
-    """A catalog as recipes export it."""
+    """A catalog as recipes export it. With snapshot `rows` its model is recurrent: pages alone continue no prefix."""
     batches = [1 << bit for bit in range((concurrency - 1).bit_length() + 1)]
 
     def graph(kind: Kind, batch: int, tokens: int, drafts: int = 0) -> ExecutionGraph:
@@ -42,7 +44,8 @@ def manifest(
             verify_tokens=drafts + 1 if kind == "speculative" else 0,
         )
 
-    graphs = [graph("init", 1, 0), *(graph("prefill", 1, bucket) for bucket in prefill)]
+    graphs = [graph("init", 1, 0), graph("resume", 1, 0), graph("restore", 1, 0)]
+    graphs += [graph("prefill", 1, bucket) for bucket in prefill]
     graphs += [graph("mixed", batch, mixed) for batch in batches] if mixed else []
     graphs += [graph("decode", batch, 1) for batch in batches]
     graphs += [graph("speculative", batch, width, width - 1) for batch in batches for width in widths]
@@ -56,7 +59,7 @@ def manifest(
             context_length=context,
             concurrency=concurrency,
             pages=pages,
-            snapshot_slots=0,
+            snapshot_slots=rows,
         ),
         graphs=tuple(graphs),
         verification_widths=widths,
@@ -66,6 +69,7 @@ def manifest(
         history_drafts=history,
         activation_policy="float32",
         bill=(),
+        continuation_row_bytes=1000 if rows else 0,
     )
 
 
@@ -85,6 +89,11 @@ def mixing(context: list[int]) -> int:
 def cycling(context: list[int]) -> int:
     """A text that repeats itself every twelve tokens: copies are always right."""
     return 10 + (context[-1] - 10 + 1) % 12 if context[-1] >= 10 else 10
+
+
+def remembering(context: list[int]) -> int:
+    """A text that hangs on all that was said before: no prefix may be mistaken for another one."""
+    return 2 + zlib.crc32(bytes(str(context), "ascii")) % (VOCABULARY - 2)
 
 
 def output(next_token: object, prompt: list[int], budget: int, ends: tuple[int, ...] = ()) -> list[int]:

@@ -1,43 +1,28 @@
 """A scripted worker: the device rules of a round over a deterministic next-token function, for tests of the scheduler.
 
 It stands where weights would be. `Slots` follows what shared/frames.py and the issue say of init, chunks, rounds and
-copies, and is stricter than a worker: whatever a scheduler may never do raises `Violation`. `ScriptedWorker` puts it
-behind a real socket and real shared memory, in a thread.
+copies, and is stricter than a worker: whatever a scheduler may never do raises `Violation`. `ScriptedWorker` of
+scripted_worker.py puts it behind a real socket and real shared memory.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
-import zmq
 
-from shared import regions
-from shared.channel import Client
-from shared.errors import Unroutable
 from shared.frames import (
-    FRAMES,
     METADATA,
     CompletionFrame,
     Fault,
+    InitFloat,
     InitInt,
     Meta,
     PlanFrame,
     Status,
-    completion_frame,
-    completion_layout,
-    plan_frame,
-    plan_layout,
 )
-from shared.manifest import ABI, PAGE_TOKENS, ExecutionGraph, Manifest, largest_chunk
-from shared.messages.common import Message, new_instance
-from shared.messages.scheduler import Attached, RoundDone, WorkerBeat, WorkerFault, WorkerHello
-from shared.messages.worker import TO_WORKER, Attach, Drain, Replay, ToWorker
+from shared.manifest import PAGE_TOKENS, ExecutionGraph, Manifest
 
 NextToken = Callable[[list[int]], int]
 """The token that follows a context: the whole model."""
@@ -49,7 +34,10 @@ class Violation(Exception):
 
 @dataclass(slots=True)
 class Slot:
-    """A request on the device. `state` holds consumed tokens; `pages` those ever written, in order of position."""
+    """A request on the device. `state` holds consumed tokens, `chain` a hash of each prefix of them.
+
+    `noted` is how many tokens its penalties know of.
+    """
 
     epoch: int = -1
     request: int = -1
@@ -61,20 +49,41 @@ class Slot:
     min_tokens: int = 0
     prompt_length: int = 0
     ends: frozenset[int] = frozenset()
+    penalised: bool = False
+    noted: int = 0
+    prefix: int = 0
+    """Tokens that its first chunk finds in its pages."""
+    chain: list[int] = field(default_factory=list)
+
+    def take(self, tokens: list[int]) -> None:
+        """These tokens are consumed."""
+        self.state += tokens
+        self.chain += chained(self.chain, tokens)
+
+
+def chained(chain: list[int], tokens: list[int]) -> list[int]:
+    """The hashes of the prefixes that end with each of `tokens`, behind a prefix."""
+    found, last = [], chain[-1] if chain else 0
+    for token in tokens:
+        last = hash((last, token))
+        found.append(last)
+    return found
 
 
 class Slots:
-    """All slots and the page store: a page remembers who wrote which position, so foreign writes are seen."""
+    """All slots, snapshot rows and the page store: a place remembers behind which prefix it was written."""
 
     def __init__(self, manifest: Manifest, next_token: NextToken) -> None:
         self._manifest = manifest
         self._next = next_token
         self.slots = [Slot() for _ in range(manifest.geometry.concurrency)]
+        self.rows: list[list[int] | None] = [None] * manifest.geometry.snapshot_slots
         self._store: dict[tuple[int, int], tuple[int, int]] = {}
-        """(page, offset) -> (epoch, token) of what was written there last."""
+        """(page, offset) -> (prefix, token) of what was written there last."""
 
     def reset(self) -> None:
         self.slots = [Slot() for _ in self.slots]
+        self.rows = [None] * len(self.rows)
         self._store.clear()
 
     def replay(self, graph: ExecutionGraph, plan: PlanFrame, out: CompletionFrame, sequence: int) -> None:
@@ -86,12 +95,19 @@ class Slots:
             raise Violation(f"round {sequence} found the plan of {plan.head[0]} and {plan.tail[0]}")
         if graph.kind == "init":
             self._init(plan, out, sequence)
+        elif graph.kind == "restore":
+            self._restore(plan, out, sequence)
+        elif graph.kind == "resume":
+            self._resume(plan, out, sequence)
         else:
             self._round(graph, plan, out, sequence)
         out.tail[0] = out.head[0] = sequence
 
     def _init(self, plan: PlanFrame, out: CompletionFrame, sequence: int) -> None:
-        slot, integers = int(plan.init_slot[0]), plan.init_integers
+        slot, integers, floats = int(plan.init_slot[0]), plan.init_integers, plan.init_floats
+        if integers[InitInt.PREFIX] and self._manifest.continuation_row_bytes:
+            raise Violation("pages alone do not continue a prefix")
+        laws = (floats[InitFloat.REPETITION] != 1, floats[InitFloat.FREQUENCY] != 0, floats[InitFloat.PRESENCE] != 0)
         self.slots[slot] = Slot(
             epoch=int(plan.init_epoch[0]),
             request=int(plan.init_request[0]),
@@ -99,8 +115,52 @@ class Slots:
             min_tokens=int(integers[InitInt.MIN_TOKENS]),
             prompt_length=int(integers[InitInt.PROMPT_LENGTH]),
             ends=frozenset(int(token) for token in plan.init_end_ids[: integers[InitInt.END_COUNT]]),
+            penalised=any(laws),
+            prefix=int(integers[InitInt.PREFIX]),
         )
         self._record(out, slot, sequence, (), 0, 0, 0, 0)
+
+    def _restore(self, plan: PlanFrame, out: CompletionFrame, sequence: int) -> None:
+        index, row, total = int(plan.chunk_slot[0]), int(plan.snapshot_row[0]), int(plan.restore_length[0])
+        slot = self._current(index, int(plan.chunk_epoch[0]), int(plan.chunk_request[0]))
+        if row >= 0:
+            held = self.rows[row]
+            if slot.state or held is None or len(held) != total:
+                raise Violation(f"row {row} is restored as {total} tokens over {len(slot.state)}")
+            slot.take(held)
+        self._adopt(slot, plan.chunk_page_table)
+        if len(slot.state) != total:
+            raise Violation(f"a prefix of {total} tokens is noted over {len(slot.state)}")
+        self._check(slot, plan.chunk_page_table, total)
+        start, length = int(plan.chunk_start[0]), int(plan.chunk_length[0])
+        if plan.chunk_tokens[:length].tolist() != slot.state[start : start + length]:
+            raise Violation("other tokens are noted than those of the prefix")
+        self._note(slot, start, length)
+        self._record(out, index, sequence, (), 0, 0, 0, 0)
+
+    def _note(self, slot: Slot, start: int, length: int) -> None:
+        if slot.penalised and start != slot.noted:
+            raise Violation(f"tokens from {start} on are noted after {slot.noted}")
+        slot.noted = start + length
+
+    def _resume(self, plan: PlanFrame, out: CompletionFrame, sequence: int) -> None:
+        index = int(plan.chunk_slot[0])
+        slot = self._current(index, int(plan.chunk_epoch[0]), int(plan.chunk_request[0]))
+        if len(slot.state) != slot.prompt_length or slot.pending >= 0:
+            raise Violation("a first token is drawn elsewhere than behind the prompt")
+        if slot.penalised and slot.noted != slot.prompt_length:
+            raise Violation("a token is drawn before the prompt was noted")
+        emitted = [self._draw(slot, slot.state, 0)]
+        self._emit(slot, emitted)
+        self._record(out, index, sequence, tuple(emitted), 0, 0, 0, 1)
+
+    def _adopt(self, slot: Slot, table: np.ndarray) -> None:
+        """A prefix that lies in the pages is read from there."""
+        count, slot.prefix = slot.prefix, 0
+        places = [(int(table[position // PAGE_TOKENS]), position % PAGE_TOKENS) for position in range(count)]
+        if any(place not in self._store for place in places):
+            raise Violation("a cached prefix lies in pages that nobody wrote")
+        slot.take([self._store[place][1] for place in places])
 
     def _round(self, graph: ExecutionGraph, plan: PlanFrame, out: CompletionFrame, sequence: int) -> None:
         lanes, chunked = int(plan.lanes[0]), graph.kind in ("prefill", "mixed")
@@ -149,7 +209,13 @@ class Slots:
             accepted += survived
             if not survived or token in slot.ends or len(emitted) == room:
                 break
-        slot.state += inputs[: len(emitted)]
+        slot.take(inputs[: len(emitted)])
+        row, boundary = int(plan.export_slot[lane]), int(plan.export_boundary[lane])
+        if row >= 0:
+            if boundary % PAGE_TOKENS or boundary <= 0:
+                raise Violation(f"a snapshot of {boundary} tokens is wanted")
+            if start < boundary <= len(slot.state):
+                self.rows[row] = slot.state[:boundary]
         self._emit(slot, emitted)
         source = int(plan.copy_source[lane]) if drafts else 0
         self._record(out, index, sequence, tuple(emitted), len(drafts), accepted, source, len(inputs))
@@ -172,12 +238,18 @@ class Slots:
         index, length, final = int(plan.chunk_slot[0]), int(plan.chunk_length[0]), int(plan.chunk_final[0])
         slot = self._current(index, int(plan.chunk_epoch[0]), int(plan.chunk_request[0]))
         start = int(plan.chunk_start[0])
+        self._adopt(slot, plan.chunk_page_table)
         if start != len(slot.state) or not 1 <= length <= graph.token_capacity:
             raise Violation(f"a chunk of {length} at {start} after {len(slot.state)} tokens")
         tokens = plan.chunk_tokens[:length].tolist()
         self._check(slot, plan.chunk_page_table, start)
         self._write(slot, plan.chunk_page_table, start, tokens)
-        slot.state += tokens
+        self._note(slot, start, length)
+        slot.take(tokens)
+        if plan.chunk_export_slot[0] >= 0:
+            if len(slot.state) % PAGE_TOKENS:
+                raise Violation(f"a snapshot of {len(slot.state)} tokens is wanted")
+            self.rows[int(plan.chunk_export_slot[0])] = list(slot.state)
         emitted: list[int] = []
         if final == 1:
             emitted = [self._draw(slot, slot.state, 0)]
@@ -188,16 +260,17 @@ class Slots:
         self._record(out, index, sequence, tuple(emitted), 0, 0, 0, length)
 
     def _write(self, slot: Slot, table: np.ndarray, start: int, tokens: list[int]) -> None:
-        for position, token in enumerate(tokens, start):
+        places = zip(tokens, chained(slot.chain, tokens), strict=True)
+        for position, (token, prefix) in enumerate(places, start):
             page = int(table[position // PAGE_TOKENS])
             if not 0 <= page < self._manifest.geometry.pages:
                 raise Violation(f"position {position} has no page")
-            self._store[page, position % PAGE_TOKENS] = (slot.epoch, token)
+            self._store[page, position % PAGE_TOKENS] = (prefix, token)
 
     def _check(self, slot: Slot, table: np.ndarray, start: int) -> None:
-        """All consumed tokens must still lie where the table says."""
-        for position, token in enumerate(slot.state[:start]):
-            if self._store.get((int(table[position // PAGE_TOKENS]), position % PAGE_TOKENS)) != (slot.epoch, token):
+        """All consumed tokens must still lie where the table says, behind exactly their prefix."""
+        for position, (token, prefix) in enumerate(zip(slot.state[:start], slot.chain, strict=False)):
+            if self._store.get((int(table[position // PAGE_TOKENS]), position % PAGE_TOKENS)) != (prefix, token):
                 raise Violation(f"position {position} of request {slot.request} was overwritten or moved")
 
     def _record(
@@ -231,144 +304,3 @@ class Slots:
             accepted,
         )
         record[METADATA : METADATA + len(tokens)] = tokens
-
-
-class ScriptedWorker:
-    """The worker process's protocol in a thread; each round takes `round_s` seconds and reports a millisecond."""
-
-    def __init__(
-        self, manifest: Manifest, digest: str, address: str, next_token: NextToken, round_s: float = 0.0
-    ) -> None:
-        self.instance = new_instance()
-        self.violation: Exception | None = None
-        self.sequence = 7
-        self.rounds: deque[tuple[str, int]] = deque(maxlen=100_000)
-        self.paused = threading.Event()
-        self.draining = threading.Event()
-        """Set it to be a worker that was told to end; it ends when it is sent `Drain`."""
-        self.hold = threading.Event()
-        """While set, rounds are taken but not run."""
-        self._manifest, self._digest, self._address = manifest, digest, address
-        self._round_s = round_s
-        self.slots = Slots(manifest, next_token)
-        plans, completions = (
-            plan_layout(manifest.geometry, largest_chunk(manifest)),
-            completion_layout(manifest.geometry),
-        )
-        self._plan_region = regions.create("plan", FRAMES * plans.nbytes, self.instance)
-        self._completion_region = regions.create("completion", FRAMES * completions.nbytes, self.instance)
-        self._plans = [plan_frame(plans, self._plan_region.payload, index) for index in range(FRAMES)]
-        self.completions = [
-            completion_frame(completions, self._completion_region.payload, index) for index in range(FRAMES)
-        ]
-        self._outbox: deque[Message] = deque()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> ScriptedWorker:
-        self._thread.start()
-        return self
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended yet."""
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Ends as if killed: no word to anybody."""
-        self._stop.set()
-        self._thread.join(5)
-        self._plan_region.close()
-        self._completion_region.close()
-
-    def say(self, message: Message) -> None:
-        """Sends a message out of turn."""
-        self._outbox.append(message)
-
-    def hello(self) -> WorkerHello:
-        geometry = self._manifest.geometry
-        return WorkerHello(
-            instance=self.instance,
-            abi=ABI,
-            device="cpu",
-            device_uuid="cpu",
-            manifest_digest=self._digest,
-            plan_region=msgspec.msgpack.encode(self._plan_region.handle),
-            completion_region=msgspec.msgpack.encode(self._completion_region.handle),
-            slots=geometry.concurrency,
-            pages=geometry.pages,
-            snapshots=geometry.snapshot_slots,
-            process=1,
-        )
-
-    def _run(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        client: Client[ToWorker] = Client(context, self._address, TO_WORKER)
-        try:
-            self._serve(client)
-        except Exception as error:
-            self.violation = error
-            self._send(client, WorkerFault(instance=self.instance, code="contract_breach", message=str(error)))
-        finally:
-            client.close()
-            context.term()
-
-    def _serve(self, client: Client[ToWorker]) -> None:
-        queued: deque[Replay] = deque()
-        scheduler, connected, beat = 0, False, 0.0
-        poller = zmq.Poller()
-        poller.register(client.socket, zmq.POLLIN)
-        poller.register(client.monitor, zmq.POLLIN)
-        while not self._stop.is_set():
-            poller.poll(0 if queued and not self.hold.is_set() else 10)
-            if self.paused.is_set():
-                time.sleep(0.01)
-                continue
-            for event in client.events():
-                connected = event
-                if connected:
-                    self._send(client, self.hello())
-            while (message := client.receive()) is not None:
-                if isinstance(message, Attach):
-                    scheduler = message.instance
-                    queued.clear()
-                    self.slots.reset()
-                    self._send(client, Attached(instance=self.instance, scheduler=scheduler, sequence=self.sequence))
-                elif isinstance(message, Drain) and message.instance == scheduler:
-                    if queued:
-                        raise Violation("sent off with a round queued")
-                    return
-                elif isinstance(message, Replay) and message.instance == scheduler:
-                    queued.append(message)
-                    if len(queued) > FRAMES:
-                        raise Violation("more than two rounds are queued")
-            while self._outbox:
-                self._send(client, self._outbox.popleft())
-            if queued and not self.hold.is_set():
-                self._replay(client, queued.popleft())
-            if connected and time.monotonic() > beat:
-                draining = self.draining.is_set()
-                self._send(client, WorkerBeat(instance=self.instance, sequence=self.sequence, draining=draining))
-                beat = time.monotonic() + 0.1
-
-    def _replay(self, client: Client[ToWorker], message: Replay) -> None:
-        if message.sequence != self.sequence:
-            raise Violation(f"round {message.sequence} after {self.sequence - 1}")
-        graph, index = self._manifest.graphs[message.graph], message.sequence % FRAMES
-        if self._plans[index].graph[0] != message.graph:
-            raise Violation("the frame is of another graph")
-        self.slots.replay(graph, self._plans[index], self.completions[index], message.sequence)
-        if self._round_s:
-            time.sleep(self._round_s)
-        self.rounds.append((graph.kind, graph.token_capacity))
-        self.sequence += 1
-        done = RoundDone(
-            instance=self.instance, sequence=message.sequence, graph=message.graph, device_ns=1_000_000, idle_ns=0
-        )
-        self._send(client, done)
-
-    def _send(self, client: Client[ToWorker], message: Message) -> None:
-        try:
-            client.send(message)
-        except Unroutable:
-            pass  # the scheduler is gone, as in the real worker

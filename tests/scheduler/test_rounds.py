@@ -2,144 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.acknowledgements import Acknowledgements
 from services.scheduler.admission import Limits
-from services.scheduler.completions import Completions
-from services.scheduler.controller import AdaptiveWidth, FixedWidth, WidthPolicy
-from services.scheduler.decoded_history import DecodedHistory
-from services.scheduler.frame_writer import write
+from services.scheduler.controller import AdaptiveWidth, FixedWidth
 from services.scheduler.graphs import GraphTable
-from services.scheduler.pages import pages_for
-from services.scheduler.records import Records
-from services.scheduler.requests import Leaving, Phase, Request, RequestKey
-from services.scheduler.roster import Roster
-from services.scheduler.rounds import Plan, RoundPlanner
-from services.scheduler.tallies import Tallies
+from services.scheduler.requests import Leaving, Phase, RequestKey
 from shared.errors import ManifestError, Overloaded, ProcessError, RequestError
-from shared.frames import FRAMES, completion_frame, completion_layout, plan_frame, plan_layout
-from shared.manifest import ExecutionGraph, Manifest, largest_chunk
-from shared.messages.common import Sampling
-from shared.messages.scheduler import Submit
+from shared.frames import FRAMES
+from shared.manifest import ExecutionGraph, Manifest
 from tests.scheduler.cores import END, cycling, manifest, mixing, output
-from tests.scheduler.device import NextToken, Slots
-
-FRONTEND = 5
-
-
-def submit(request: str, prompt: list[int], budget: int, ends: tuple[int, ...] = ()) -> Submit:
-    return Submit(
-        instance=FRONTEND,
-        request=request,
-        prompt=tuple(prompt),
-        sampling=Sampling(),
-        max_tokens=budget,
-        end_ids=ends,
-    )
-
-
-class Desk:
-    """A scheduler's policies with a device whose rounds run, and are reported, when the test says so."""
-
-    def __init__(self, core: Manifest, next_token: NextToken, policy: WidthPolicy, drafts: int | None = None) -> None:
-        geometry = core.geometry
-        limits = Limits(geometry.vocab_size, geometry.context_length, geometry.pages, geometry.pages_per_request, 1000)
-        self.core, self.next_token = core, next_token
-        self.roster = Roster(limits, policy, DecodedHistory(64), True, 3)
-        self.tallies = Tallies()
-        self.planner = RoundPlanner(self.roster, GraphTable(core, drafts))
-        self.completions = Completions(self.roster, self.tallies)
-        self.acknowledgements = Acknowledgements(self.roster, self.tallies)
-        self.device = Slots(core, next_token)
-        plans, outs = plan_layout(geometry, largest_chunk(core)), completion_layout(geometry)
-        plan_bytes, out_bytes = memoryview(bytearray(2 * plans.nbytes)), memoryview(bytearray(2 * outs.nbytes))
-        self.plans = [plan_frame(plans, plan_bytes, index) for index in range(FRAMES)]
-        self.outs = [completion_frame(outs, out_bytes, index) for index in range(FRAMES)]
-        self.sequence = self.replayed = 0
-        self.queued: deque[tuple[int, Plan]] = deque()
-        self.output: dict[str, list[int]] = {}
-        self.finished: dict[str, str] = {}
-        self.admitted: list[Request] = []
-        self.roster.attach(geometry.concurrency, geometry.pages)
-
-    def submit(self, message: Submit) -> None:
-        self.roster.submit(FRONTEND, message, 0.0)
-
-    def plan(self) -> bool:
-        """Queues one round if two are not out; False if there was nothing to queue."""
-        if len(self.queued) == FRAMES:
-            return True
-        plan = self.planner.next()
-        if plan is None:
-            return False
-        if plan.admitted is not None:
-            self.admitted.append(plan.admitted)
-        write(self.plans[self.sequence % FRAMES], self.sequence, plan)
-        self.queued.append((self.sequence, plan))
-        self.sequence += 1
-        return True
-
-    def replay(self) -> None:
-        """The device runs the next queued round."""
-        if self.replayed < self.sequence:
-            index = self.replayed % FRAMES
-            graph = self.core.graphs[int(self.plans[index].graph[0])]
-            self.device.replay(graph, self.plans[index], self.outs[index], self.replayed)
-            self.replayed += 1
-
-    def complete(self) -> None:
-        """The scheduler hears of the oldest round."""
-        if self.queued and self.queued[0][0] < self.replayed:
-            sequence, plan = self.queued.popleft()
-            records = Records(self.outs[sequence % FRAMES], sequence)
-            for delivery in self.completions.apply(plan, records, 1_000_000 * (1 + plan.graph.tokens // 4)):
-                delta = delivery.delta
-                got = self.output.setdefault(delta.request, [])
-                assert delta.start == len(got)
-                got.extend(delta.tokens)
-                if delta.finish:
-                    self.finished[delta.request] = delta.finish
-
-    def acknowledge(self, request: str) -> None:
-        found = self.roster.requests.get(RequestKey(FRONTEND, request))
-        if found is not None:
-            self.acknowledgements.advance(found, found.generated)
-
-    def check(self) -> None:
-        """Whatever a queued round refers to is still held by its request, over its whole extent."""
-        for _, plan in self.queued:
-            for request in plan.requests:
-                assert request.queued > 0
-                assert request in self.roster.active
-                assert all(self.roster.pool.owner_of(page) == request.number for page in request.pages)
-            for lane in plan.lanes:
-                assert len(lane.request.pages) >= pages_for(lane.request.extent(0))
-        held = [page for request in self.roster.active for page in request.pages]
-        assert len(held) == len(set(held)) == self.roster.pool.total - self.roster.pool.free
-        slots = [request.slot for request in self.roster.active]
-        assert len(slots) == len(set(slots)) <= self.core.geometry.concurrency
-
-    def drain(self, turns: int = 5_000) -> None:
-        """Runs until nothing is left to do."""
-        for _ in range(turns):
-            busy = self.plan() or bool(self.queued)
-            self.plan()
-            self.replay()
-            self.complete()
-            self.check()
-            if not busy:
-                break
-        assert not self.roster.active
-        assert not self.roster.waiting
-        assert self.roster.pool.free == self.roster.pool.total
-
+from tests.scheduler.desk import FRONTEND, Desk, submit
+from tests.scheduler.device import NextToken
 
 STEPS = st.lists(
     st.one_of(
@@ -197,6 +75,7 @@ def test_any_history_of_events_keeps_the_device_rules(
             {"plan": desk.plan, "replay": desk.replay, "complete": desk.complete}[kind]()
         desk.check()
     desk.drain()
+    desk.settle()
     assert not desk.roster.failures
     for name, (prompt, budget) in sent.items():
         expected, got = output(text, prompt, budget), desk.output.get(name, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,25 @@ def test_a_cancelled_request_ends_within_two_rounds(serve: Serve) -> None:
     assert len(worker.rounds) - before <= 3 + 4, "two queued rounds, then the next request's own"
     frontend.wait_over("b")
     frontend.wait(served.idle)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_no_more_rounds_are_queued_than_the_worker_takes(serve: Serve, rounds: int) -> None:
+    """A worker whose rounds wait for a row server takes one at a time."""
+    served = serve(manifest())
+    worker = served.worker(mixing, round_s=0.01, rounds_in_flight=rounds)
+    frontend = served.frontend()
+    for name in ("a", "b"):
+        frontend.submit(name, [20] * 30, 100)
+    frontend.wait(lambda: bool(frontend.output.get("a")))
+    for _ in range(5):
+        worker.hold.set()
+        time.sleep(0.05)
+        worker.hold.clear()
+        time.sleep(0.01)
+    frontend.wait_over("a", "b")
+    assert frontend.output["a"] == frontend.output["b"] == output(mixing, [20] * 30, 100)
+    assert worker.most_queued == rounds
 
 
 def test_the_queue_is_bounded_and_what_waits_is_served(serve: Serve) -> None:

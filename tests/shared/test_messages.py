@@ -32,6 +32,26 @@ GOLDEN: list[tuple[Message, str]] = [
         "a769646c655f6e7305",
     ),
     (
+        scheduler.WorkerHello(
+            instance=1,
+            abi=6,
+            device="cpu",
+            device_uuid="cpu",
+            manifest_digest="d",
+            plan_region=b"p",
+            completion_region=b"c",
+            slots=4,
+            pages=9,
+            snapshots=2,
+            process=7,
+            rounds_in_flight=1,
+        ),
+        "8da474797065ab576f726b657248656c6c6fa8696e7374616e636501a361626906a6646576696365a3637075ab6465766963"
+        "655f75756964a3637075af6d616e69666573745f646967657374a164ab706c616e5f726567696f6ec40170b1636f6d706c65"
+        "74696f6e5f726567696f6ec40163a5736c6f747304a5706167657309a9736e617073686f747302a770726f6365737307b072"
+        "6f756e64735f696e5f666c6967687401",
+    ),
+    (
         frontend.Failed(instance=1, request="r", code="state_lost", message="m"),
         "86a474797065a64661696c6564a8696e7374616e636501a772657175657374a172a4636f6465aa73746174655f6c6f7374"
         "a76d657373616765a16da5706172616dc0",

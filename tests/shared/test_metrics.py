@@ -55,6 +55,10 @@ flare:request_inference_time_seconds histogram scheduler
 flare:kv_cache_usage_perc gauge scheduler
 flare:kv_cache_pages gauge scheduler
 flare:kv_cache_pages_free gauge scheduler
+flare:prefix_cache_queries counter scheduler
+flare:prefix_cache_hits counter scheduler
+flare:prefix_cache_pages gauge scheduler
+flare:prefix_cache_rows gauge scheduler
 flare:history_ring_tokens gauge scheduler
 flare:history_ring_capacity_tokens gauge scheduler
 flare:spec_decode_num_drafts counter scheduler
@@ -78,6 +82,13 @@ flare:launch_gap_seconds histogram worker
 flare:round_age_seconds gauge worker
 flare:snapshot_slots gauge worker
 flare:stale_messages counter worker
+flare:embedding_table_bytes gauge worker storage
+flare:embedding_rows_asked counter worker
+flare:embedding_row_cache_hits counter worker
+flare:embedding_row_cache_misses counter worker
+flare:embedding_bytes_read counter worker
+flare:embedding_row_wait_seconds histogram worker
+flare:row_server_restarts counter worker
 """
 
 

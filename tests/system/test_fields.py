@@ -102,13 +102,18 @@ def test_a_bias_removes_tokens_from_samples(server: Server, path: str) -> None:
 
 
 @both_endpoints
-def test_a_prompt_is_never_cached_yet(server: Server, path: str) -> None:
-    """There is no prefix cache: whoever builds it changes this, and what the schema says of `cached_tokens`."""
-    for _ in range(2):
-        usage = ask(server, path, f"say:hello {'x' * 200}", max_tokens=2).usage
+def test_cached_tokens_are_those_up_to_the_last_boundary_of_64(server: Server, path: str) -> None:
+    text = f"{path} say:hello {'x' * 200}"
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 2}
+    body |= {"messages": [{"role": "user", "content": text}]} if path == PATH else {"prompt": render(("user", text))}
+    for turn in range(3):
+        with server.client() as client:
+            answer = Chat(client, path).stream(**body) if turn == 1 else Chat(client, path).whole(**body)
+        usage = answer.usage
         assert usage is not None
         assert usage["prompt_tokens"] > 200
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        cached = usage["prompt_tokens"] // 64 * 64 if turn else 0
+        assert usage["prompt_tokens_details"] == {"cached_tokens": cached}
 
 
 @both_endpoints

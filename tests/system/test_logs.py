@@ -205,7 +205,8 @@ def test_no_text_is_in_any_log_when_processes_die_over_it_and_requests_begin_aga
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
             told = f"tell me of {SECRET}"
-            long = [pool.submit(ask, server, f"long-{number}", told, max_tokens=300) for number in range(4)]
+            # Four texts: equal ones would share their pages.
+            long = [pool.submit(ask, server, f"long-{n}", f"{told}, part {n}", max_tokens=500) for n in range(4)]
             wait_until(lambda: '"request.preempted"' in server.log, 30, "too few pages for all")
             crash = pool.submit(ask, server, "crash", f"crash;say:{SECRET}")
             wait_until(lambda: '"worker.fault"' in server.log, 60, "the worker crashes")

@@ -94,9 +94,6 @@ def _binds(taken: socket.socket, port: int) -> bool:
     ("arguments", "words"),
     [
         (("--device", "cuda"), "not built yet"),
-        (("--mtp-draft-tokens", "9"), "between 0 and 7"),
-        (("--concurrency", "64"), "--concurrency"),
-        (("--context-length", "9999"), "--context-length"),
         (("--headroom", "900T"), "headroom"),
     ],
 )
@@ -106,6 +103,27 @@ def test_an_impossible_wish_is_refused_in_words(core: Path, arguments: tuple[str
     assert code != 0
     assert words in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mtp-draft-tokens", "9"), "between 0 and 7"),
+        (("--speculative-fixed-width", "9"), "fixed width of 9"),
+        (("--embedding-table-storage", "disk"), "no embedding table"),
+        (("--concurrency", "64"), "--concurrency"),
+        (("--context-length", "9999"), "--context-length"),
+    ],
+)
+def test_what_the_core_was_not_prepared_for_is_one_sentence_before_any_service_starts(
+    core: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    with Server(core, arguments) as server:
+        code, log = ends(server)
+    assert code == 1
+    assert words in log
+    assert log.startswith("Error: ")
+    assert log.count("\n") == 1
 
 
 def test_a_folder_that_is_no_core_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ class Host:
         frame.lanes[0] = 0
         frame.export_slot.fill(-1)
         frame.chunk_export_slot.fill(-1)
-        frame.chunk_slot[0] = -1
+        frame.chunk_slot[0] = frame.snapshot_row[0] = -1
+        frame.chunk_length[0] = frame.restore_length[0] = 0
         return frame
 
     def replay(self, graph: int) -> dict[int, Record]:
@@ -98,7 +99,15 @@ class Host:
                 )
         return found
 
-    def init(self, slot: int, prompt_length: int, sampling: Sampling, budget: int, end_ids: tuple[int, ...]) -> Record:
+    def init(
+        self,
+        slot: int,
+        prompt_length: int,
+        sampling: Sampling,
+        budget: int,
+        end_ids: tuple[int, ...],
+        prefix: int = 0,
+    ) -> Record:
         """Admits a request into a slot under a new epoch."""
         graph = self.manifest.index_of("init", 1, 0)
         plan = self.plan(graph)
@@ -113,6 +122,7 @@ class Host:
             InitInt.BIAS_COUNT: len(sampling.logit_bias),
             InitInt.TOP_LOGPROBS: sampling.logprobs,
             InitInt.PROMPT_LENGTH: prompt_length,
+            InitInt.PREFIX: prefix,
         }
         for column, value in integers.items():
             plan.init_integers[column] = value
@@ -135,6 +145,20 @@ class Host:
         graph = self.manifest.index_of("prefill", 1, bucket)
         plan = self.plan(graph)
         self.fill_chunk(plan, slot, start, tokens, final, pending, export)
+        return self.replay(graph)[slot]
+
+    def restored(self, slot: int, row: int, total: int, note: tuple[int, ...] = (), start: int = 0) -> Record:
+        """Restores snapshot row `row` of `total` tokens (-1: they are there), and notes tokens from `start` on."""
+        graph = self.manifest.index_of("restore", 1, 0)
+        plan = self.plan(graph)
+        self.fill_chunk(plan, slot, start, note, 0, -1, -1)
+        plan.snapshot_row[0], plan.restore_length[0] = row, total
+        return self.replay(graph)[slot]
+
+    def resumed(self, slot: int) -> Record:
+        """Draws the first token behind a restored prefix."""
+        graph = self.manifest.index_of("resume", 1, 0)
+        self.fill_chunk(self.plan(graph), slot, 0, (), 0, -1, -1)
         return self.replay(graph)[slot]
 
     def fill_chunk(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from recipes.components.model import StateBytes
 from services.worker.arena import Bill
@@ -111,14 +112,72 @@ def test_a_snapshot_restored_into_another_slot_resumes_with_the_first_token(copi
     copies.init(0, len(prompt(text)), GREEDY, 40, END_IDS)
     first = copies.chunk(0, 0, prompt(text), final=1, export=2)
     copies.init(1, len(prompt(text)), GREEDY, 40, END_IDS)
-    graph = copies.manifest.index_of("restore", 1, 0)
-    plan = copies.plan(graph)
-    copies.fill_chunk(plan, 1, 0, (), 0, -1, -1)
-    plan.snapshot_row[0] = 2
-    assert copies.replay(graph)[1][Meta.CONSUMED] == len(prompt(text))
-    graph = copies.manifest.index_of("resume", 1, 0)
-    copies.fill_chunk(copies.plan(graph), 1, 0, (), 0, -1, -1)
-    assert copies.replay(graph)[1].tokens == first.tokens
+    assert copies.restored(1, 2, len(prompt(text)))[Meta.CONSUMED] == len(prompt(text))
+    assert copies.resumed(1).tokens == first.tokens
+
+
+def test_a_restore_that_finds_another_prefix_than_planned_changes_nothing(copies: Host) -> None:
+    """B08: never a hit on state that is not there."""
+    text = prompt(f"say:{ANSWER}")
+    copies.init(0, len(text), GREEDY, 40, END_IDS)
+    copies.chunk(0, 0, text, final=1, export=2)
+    for row, total in ((2, len(text) - 1), (1, len(text)), (99, len(text)), (-1, len(text))):
+        copies.init(1, len(text), GREEDY, 40, END_IDS)
+        assert copies.restored(1, row, total).faults == Fault.WRONG_PREFIX
+        assert copies.catalog.state.consumed[1] == 0
+    assert copies.chunk(1, 0, text[:3], final=0).faults == Fault.NONE
+    assert copies.restored(1, 2, len(text)).faults == Fault.WRONG_PREFIX, "the slot holds something already"
+
+
+def test_what_a_restore_notes_lies_in_the_prefix_and_in_the_vocabulary(copies: Host) -> None:
+    text = prompt(f"say:{ANSWER}")
+    copies.init(0, len(text), GREEDY, 40, END_IDS)
+    copies.chunk(0, 0, text, final=1, export=2)
+    for note, start, fault in (
+        (text, 1, Fault.UNEXPECTED_PLAN),
+        (text[:4], -1, Fault.UNEXPECTED_PLAN),
+        ((3, 100_000), 0, Fault.BAD_TOKEN),
+        ((-2,), 0, Fault.BAD_TOKEN),
+        (text, 0, Fault.NONE),
+    ):
+        copies.init(1, len(text), GREEDY, 40, END_IDS)
+        assert copies.restored(1, 2, len(text), note, start).faults == fault
+
+
+def test_penalties_over_a_restored_prefix_are_those_of_a_cold_request(copies: Host) -> None:
+    """Prompt and, after a preemption, output: noted in two stretches, counted once."""
+    sampling = Sampling(temperature=1.2, seed=9, frequency_penalty=0.4, presence_penalty=0.3, repetition_penalty=1.2)
+    words = "free running text"
+    expected = plain(copies, words, sampling)
+    history = (*prompt(words), *expected[:10])
+    copies.init(0, len(prompt(words)), sampling, 40, END_IDS)
+    copies.chunk(0, 0, history, final=0, export=1)
+    copies.init(1, len(prompt(words)), sampling, 40, END_IDS)
+    copies.restored(1, 1, len(history), history[:9])
+    copies.restored(1, -1, len(history), history[9:], start=9)
+    state = copies.catalog.state
+    assert state.values[1].penalised
+    assert torch.equal(state.counts[1], state.counts[0])
+    assert torch.equal(state.seen[1], state.seen[0])
+    assert int(state.counts[1].sum()) == 10
+
+
+def test_a_prefix_of_pages_alone_continues_without_a_row(copies: Host) -> None:
+    """The second request has the first one's pages: its first chunk starts behind them."""
+    text = prompt("say:" + "x" * 80)
+    first = copies.start(0, text, GREEDY, 100, END_IDS)
+    rest, _ = finish(copies, first, 1)
+    copies.init(0, len(text), GREEDY, 100, END_IDS, prefix=64)
+    assert copies.chunk(0, 60, text[60:], final=1).faults == Fault.UNEXPECTED_PLAN
+    copies.init(0, len(text), GREEDY, 100, END_IDS, prefix=64)
+    again = copies.chunk(0, 64, text[64:], final=1)
+    assert again.tokens == first.tokens
+    assert finish(copies, again, 1)[0] == rest
+
+
+def test_pages_alone_are_refused_where_state_lies_beside_them(learned: Host) -> None:
+    with pytest.raises(ContractBreach, match="snapshot row"):
+        learned.init(0, 80, GREEDY, 8, END_IDS, prefix=64)
 
 
 def test_a_boundary_inside_the_emitted_prefix_is_exported_and_one_beyond_is_not(learned: Host) -> None:

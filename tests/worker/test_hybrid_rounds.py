@@ -7,6 +7,7 @@ before each round, so a lane that read any of it would be faulty.
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -25,18 +26,15 @@ from tests.worker.host import Host, LanePlan, host_of
 GREEDY = Sampling(temperature=0.0)
 BUDGET = 40
 PROMPTS = [tuple((7 * i * i + shift * i + 5) % VOCAB_SIZE for i in range(9 + 11 * shift)) for shift in range(4)]
-_WEIGHTS = make_weights(SEED)
 
 
-def greedy_reference(prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """What plain recomputation says, token by token."""
-    tokens = list(prompt)
+@cache
+def expected(slot: int) -> tuple[int, ...]:
+    """What plain recomputation says to the slot's prompt, token by token."""
+    weights, tokens = make_weights(SEED), list(PROMPTS[slot])
     for _ in range(BUDGET):
-        tokens.append(int(reference(_WEIGHTS, tokens)[-1].argmax()))
-    return tuple(tokens[len(prompt) :])
-
-
-EXPECTED = [greedy_reference(prompt) for prompt in PROMPTS]
+        tokens.append(int(reference(weights, tokens)[-1].argmax()))
+    return tuple(tokens[len(PROMPTS[slot]) :])
 
 
 @pytest.fixture
@@ -57,8 +55,8 @@ def poison(host: Host) -> None:
 def lane(slot: int, said: list[int], consumed: int, right: int, offered: int) -> LanePlan:
     """A lane that is offered `offered` copies, of which the first `right` are what the target will say."""
     at = len(said)
-    truth = list(EXPECTED[slot][at : at + right])
-    wrong = [(token + 1) % VOCAB_SIZE for token in EXPECTED[slot][at + right : at + offered]]
+    truth = list(expected(slot)[at : at + right])
+    wrong = [(token + 1) % VOCAB_SIZE for token in expected(slot)[at + right : at + offered]]
     before = PROMPTS[slot][-1] if at == 1 else said[-2]
     return LanePlan(slot, offered + 1, (before, said[-1], *truth, *wrong), anchor=consumed - 1)
 
@@ -83,7 +81,7 @@ def run(host: Host, slots: list[int], patterns: list[list[tuple[int, int]]]) -> 
             said[slot].extend(found[slot].tokens)
             seen.add((before[slot], found[slot][Meta.WIDTH]))
     for slot in slots:
-        assert tuple(said[slot]) == EXPECTED[slot]
+        assert tuple(said[slot]) == expected(slot)
     return seen
 
 

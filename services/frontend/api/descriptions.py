@@ -149,7 +149,7 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
         "prompt_tokens_details": "Of the prompt tokens, which were cheaper.",
     },
     usage.PromptDetails: {
-        "cached_tokens": "Prompt tokens whose state came from the prefix cache: 0 until there is a prefix cache.",
+        "cached_tokens": "Prompt tokens whose state came from the prefix cache: a multiple of 64.",
     },
     usage.Metrics: {"speculative_decoding": "How many drafted tokens were accepted."},
     usage.SpeculativeDecoding: {

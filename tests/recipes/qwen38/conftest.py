@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from tests.recipes.qwen38.oracle import DrafterOracle, TargetOracle
 
 LENGTH = 96
 """Tokens of the text that everything is compared on: beyond the selector's budget, over two pages."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices are tiny here: on a busy machine two threads would wait for one another far longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from recipes.qwen38.checkpoint import Checkpoint
+from recipes.components.nvfp4_activations import ActivationPolicy
+from recipes.components.tensor_store import TensorStore
+from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.inventory import MTP, TARGET
+from recipes.qwen38.ngram_tables import ngram_tables
 from recipes.qwen38.weights import WeightReader
+from tests.components.nvfp4_rounding import rounded_by_ml_dtypes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -20,7 +24,17 @@ with warnings.catch_warnings():
     from transformers.models.qwen4_exp import modeling_qwen4_exp as blocks
 
 
-def _config(checkpoint: Checkpoint, **changes: object) -> Any:
+class Stored(Protocol):
+    """A checkpoint, or the core that was made of it."""
+
+    @property
+    def architecture(self) -> Architecture: ...
+
+    @property
+    def tensors(self) -> TensorStore: ...
+
+
+def _config(checkpoint: Stored, **changes: object) -> Any:
     values = msgspec.json.decode(msgspec.json.encode(checkpoint.architecture))
     del values["model_type"], values["mtp_num_hidden_layers"]
     config = Qwen4ExpTextConfig(**{**values, "bos_token_id": values["eos_token_id"], **changes})
@@ -32,7 +46,7 @@ def _config(checkpoint: Checkpoint, **changes: object) -> Any:
 class _Names:
     """Weights of a transformers module by its own names, read from the checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, *, target: bool) -> None:
+    def __init__(self, checkpoint: Stored, prefix: str, *, target: bool) -> None:
         self._checkpoint, self._prefix, self._target = checkpoint, prefix, target
         self._reader = WeightReader(checkpoint.architecture, checkpoint.tensors)
 
@@ -52,20 +66,46 @@ class _Names:
         if stored.endswith(".experts.down_proj"):
             return self._experts(base, "down")
         if stored.endswith(".ngram_embedding.weight"):
-            table = self._reader.table(base)
-            return table.rows(torch.arange(len(table.packed)))
+            return self._reader.table(base).rows(torch.arange(ngram_tables(self._checkpoint.architecture).rows))
         if stored.endswith(("_proj.weight", "_proj_qkv.weight", "_proj_z.weight", "_proj_a.weight", "_proj_b.weight")):
             return self._reader.projection(base)
         return self._checkpoint.tensors.tensor(stored)
 
 
-class TargetOracle:
-    """Logits and streams of whole texts, without a cache."""
+class _RoundedExperts(nn.Module):
+    """Routed experts over rounded activations (W4A4): a token and an expert at a time, with transformers' weights."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, experts: Any, reader: WeightReader, name: str) -> None:
+        super().__init__()
+        self._experts, numbers = experts, range(experts.num_experts)
+        parts = ("gate", "up", "down")
+        gate, up, self._down = (
+            [reader.plain(f"{name}.{number}.{part}_proj.input_scale") for number in numbers] for part in parts
+        )
+        self._gate_up = [max(pair) for pair in zip(gate, up, strict=True)]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        output, experts = torch.zeros_like(hidden_states), self._experts
+        for row, rank in torch.cartesian_prod(*(torch.arange(size) for size in top_k_index.shape)):
+            expert = int(top_k_index[row, rank])
+            x = rounded_by_ml_dtypes(hidden_states[row][None], self._gate_up[expert])
+            gate, up = (x @ experts.gate_up_proj[expert].t()).chunk(2, dim=-1)
+            inner = rounded_by_ml_dtypes(experts.act_fn(gate) * up, self._down[expert])
+            output[row] += top_k_weights[row, rank] * (inner @ experts.down_proj[expert].t())[0]
+        return output
+
+
+class TargetOracle:
+    """Logits and streams of whole texts, without a cache; W4A4 rounds what its routed experts read."""
+
+    def __init__(self, checkpoint: Stored, policy: ActivationPolicy = ActivationPolicy.W4A16) -> None:
         model: Any = Qwen4ExpForCausalLM  # untyped, as all of transformers
         self.model = model(_config(checkpoint)).float().eval()
         _Names(checkpoint, TARGET, target=True).load(self.model)
+        if policy is ActivationPolicy.W4A4:
+            reader = WeightReader(checkpoint.architecture, checkpoint.tensors)
+            for number, layer in enumerate(self.model.model.layers):
+                layer.mlp.experts = _RoundedExperts(layer.mlp.experts, reader, f"{TARGET}layers.{number}.mlp.experts")
         self._streams: list[Tensor] = []
         mixer = self.model.model.hyper_connection_mixer
         mixer.register_forward_pre_hook(lambda module, inputs: self._streams.append(inputs[0]))
@@ -73,12 +113,14 @@ class TargetOracle:
     @torch.no_grad()
     def repeatability(self, tokens: Tensor) -> float:
         """How far the reference differs from itself: logits of cached steps against one forward pass."""
-        logits, _ = self.run(tokens)
-        cache, worst = DynamicCache(config=self.model.config), 0.0
-        for place, token in enumerate(tokens):
-            step = self.model(input_ids=token.view(1, 1), past_key_values=cache, use_cache=True).logits[0, 0]
-            worst = max(worst, float((step - logits[place]).abs().max()))
-        return worst
+        return float((self.steps(tokens) - self.run(tokens)[0]).abs().max())
+
+    @torch.no_grad()
+    def steps(self, tokens: Tensor) -> Tensor:
+        """Logits [n, vocab_size] of `tokens` int64 [n], one at a time over a cache."""
+        cache = DynamicCache(config=self.model.config)
+        found = [self.model(input_ids=token.view(1, 1), past_key_values=cache, use_cache=True) for token in tokens]
+        return torch.cat([step.logits[0] for step in found])
 
     @torch.no_grad()
     def run(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +166,7 @@ class _Drafter(nn.Module):
 class DrafterOracle:
     """Logits and streams of teacher-forced pairs."""
 
-    def __init__(self, checkpoint: Checkpoint, target: TargetOracle) -> None:
+    def __init__(self, checkpoint: Stored, target: TargetOracle) -> None:
         config = _config(checkpoint, num_hidden_layers=1, layer_types=["full_attention"], ple_layer_ids=[])
         self._target = target
         self._layer = _Drafter(config).float().eval()
