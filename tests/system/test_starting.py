@@ -93,7 +93,7 @@ def _binds(taken: socket.socket, port: int) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--device", "cuda"), "not built yet"),
+        (("--device", "cuda"), "needs an NVIDIA GPU"),
         (("--headroom", "900T"), "headroom"),
     ],
 )

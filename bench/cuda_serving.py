@@ -1,0 +1,96 @@
+"""Tokens a second of SmolLM2's geometry served from a GPU: python3 -m bench.cuda_serving TEXT
+
+Random weights, drawn here, with the tokenizer that lies in the folder TEXT (of any core of the demo model). The whole
+server of `flare run --device cuda`; streams over real HTTP, 127 prompt tokens and 512 generated ones each, temperature
+1, top-k 20, top-p 0.95, no drafts. One line for each number of streams, and the frames' kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from compose.bench.load import streams
+from compose.bench.server import ServerUnderTest
+from recipes.declaration import PreparationConfig
+from recipes.smollm2.recipe import SmolLM2
+
+GEOMETRY: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"},
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+PROMPT, GENERATED = 127, 512
+
+
+def random_core(folder: Path, text: Path, concurrency: int) -> Path:
+    """A core of this geometry with seeded random weights."""
+    torch.manual_seed(11)
+    model: Any = LlamaForCausalLM(LlamaConfig(**GEOMETRY))  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder / "random")
+    for file in text.glob("*.json"):
+        shutil.copy(file, folder / "random")
+    config = PreparationConfig(
+        concurrency=concurrency, context_length=1024, prefill_buckets=(32, 256), mixed_chunk=128, draft_tokens=0
+    )
+    SmolLM2().export(folder / "random", folder / "core", config, lambda what, done, total: None)
+    return folder / "core"
+
+
+def body(words: int, seed: int) -> dict[str, Any]:
+    """A request whose prompt is about `PROMPT` tokens long."""
+    return {
+        "messages": [{"role": "user", "content": " ".join(["word"] * words)}],
+        "max_tokens": GENERATED,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "top_k": 20,
+        "top_p": 0.95,
+        "seed": seed,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--frames", default="ipc")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as base:
+        core = random_core(Path(base), options.text, max(options.streams))
+        arguments = ("--device", "cuda", "--frames", options.frames)
+        with ServerUnderTest(core, *arguments) as server:
+            print(f"ready after {server.ready_s:.1f} s", flush=True)
+            words = PROMPT - streams(server.address, [body(1, 0) | {"max_tokens": 1}], 1)[0].prompt_tokens + 1
+            streams(server.address, [body(words, seed) for seed in range(2)], 2)
+            for count in options.streams:
+                begin = monotonic_ns()
+                found = streams(server.address, [body(words, 10 + seed) for seed in range(2 * count)], count)
+                spent = (monotonic_ns() - begin) / 1e9
+                tokens = sum(one.tokens for one in found)
+                decode = [one.tokens / ((one.end_ns - one.first_ns) / 1e9) for one in found]
+                first = sorted((one.first_ns - one.begin_ns) / 1e6 for one in found)
+                print(
+                    f"{options.frames}: {count} streams: {tokens / spent:.0f} tokens/s, a stream {min(decode):.0f} to"
+                    f" {max(decode):.0f}, first piece after {first[len(first) // 2]:.1f} ms,"
+                    f" prompts of {found[0].prompt_tokens}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

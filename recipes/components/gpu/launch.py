@@ -1,0 +1,46 @@
+"""Where an operator runs, and how its kernels follow one another.
+
+Runs in the worker. Every operator of this package has a torch reference beside it and takes it on a CPU; on a card, and
+under Triton's interpreter (TRITON_INTERPRET=1, for tests), it takes its kernel. Triton is imported by the kernels'
+modules alone, so that a machine without it can import this package.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+_CHAINED_CAPABILITY = 9
+"""From this compute capability on a kernel may start while the one before it still runs."""
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets its kernels on the CPU. Fixed once a kernel's module has been imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Whether an operator on `tensor` takes its kernel."""
+    return tensor.is_cuda or interpreted()
+
+
+def chained(tensor: Tensor) -> bool:
+    """Whether kernels start early and wait inside: weights are then fetched while the kernel before still runs.
+
+    The rules that make this safe. Every program of such a kernel waits, also one that has nothing to do, and lets its
+    successor start after its own wait only. So before its wait a kernel may read weights, which nobody writes, and
+    what kernels wrote that came before its predecessor; after its wait everything.
+    """
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= _CHAINED_CAPABILITY
+
+
+def power_above(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def power_below(count: int) -> int:
+    """The largest power of two that is at most `count`."""
+    return 1 << (count.bit_length() - 1)
