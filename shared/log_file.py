@@ -70,15 +70,20 @@ class LogFile:
     def _follow(self) -> None:
         """Makes sure that the descriptor is of the file at the path: others may have rotated or removed that."""
         if self._descriptor >= 0:
-            try:
-                found = os.stat(self._name)
-            except FileNotFoundError:
-                found = None
-            if found is not None and (found.st_dev, found.st_ino) == self._identity:
+            found = self._at_path()
+            if found is not None:
                 self._size = found.st_size
                 return
             self._close()
         self._open()
+
+    def _at_path(self) -> os.stat_result | None:
+        """The open file's status if it still lies at the path; there is none while another process rotates."""
+        try:
+            found = os.stat(self._name)
+        except FileNotFoundError:
+            return None
+        return found if (found.st_dev, found.st_ino) == self._identity else None
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -95,8 +100,7 @@ class LogFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        found = os.stat(self._name)
-        if (found.st_dev, found.st_ino) == self._identity:
+        if self._at_path() is not None:
             for number in range(self._files - 1, 0, -1):
                 older = self._name if number == 1 else f"{self._name}.{number - 1}"
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -228,6 +229,26 @@ def _write_many(path: Path, name: int) -> None:
     file = LogFile(path, 20_000, 50, lambda reason: os._exit(1))
     for number in range(1000):
         file.write(b"%d %090d" % (name, number))
+
+
+def test_a_file_that_another_process_has_just_moved_away_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints: list[str] = []
+    file, path = LogFile(tmp_path / "w.log", 100, 5, complaints.append), tmp_path / "w.log"
+    file.write(b"a" * 60)
+    lock = fcntl.flock
+
+    def moved_before_the_lock(descriptor: int, how: int) -> None:
+        os.replace(path, tmp_path / "w.log.1")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", moved_before_the_lock)
+    file.write(b"b" * 60)
+    file.close()
+    assert not complaints
+    assert path.read_bytes() == b"b" * 60 + b"\n"
+    assert (tmp_path / "w.log.1").read_bytes() == b"a" * 60 + b"\n"
 
 
 def test_two_processes_share_a_file_across_rotations(tmp_path: Path) -> None:
