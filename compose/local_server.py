@@ -92,9 +92,13 @@ def serve(
     if swept:
         click.echo(f"Removed what a dead server left: {', '.join(swept)}", err=True)
     if core is None:
-        from compose.demo import demo_core
+        from compose.demo import cache, demo_core
 
-        core = demo_core(context_length, values["concurrency"])
+        try:
+            core = demo_core(context_length, values["concurrency"])
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ProcessError(f"{cache()} cannot keep the demo model: {why}; FLARE_CACHE_DIR names another") from error
     core = core.absolute()
     found = manifest.read(core)
     check_limits(found, context_length, values["concurrency"])

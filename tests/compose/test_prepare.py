@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
-from compose import prepare
+from compose import cli, prepare
 from tests.fixtures.scripted.recipe import make_core
 
 
@@ -55,3 +56,16 @@ def test_a_place_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None
     result = CliRunner().invoke(prepare.main, [str(tmp_path / "file" / prepare.DEMO)])
     assert result.exit_code == 1
     assert "must be able to write there" in result.output
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLARE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("FLARE_LOG_DIR", str(tmp_path / "logs"))
+    result = CliRunner().invoke(cli.main, ["run", "--run-dir", str(tmp_path / "r"), "--port", "0"])
+    assert result.exit_code == 1
+    assert "FLARE_CACHE_DIR" in result.output
+    assert str(tmp_path / "file" / "cache") in result.output
+    assert "Traceback" not in result.output
