@@ -20,7 +20,7 @@ from compose.log_reader import ServiceLog
 from compose.logbook import Choice, since
 from shared import metrics
 from tests.fixtures.harness import SERVICES, Server, wait_until
-from tests.system.leavers import LEAVINGS, crowd, texts, visit_all
+from tests.system.leavers import LEAVINGS, Client, crowd, texts, visit_all
 from tests.system.observer import Observer, observing
 
 CLIENTS = 200
@@ -83,13 +83,28 @@ def phases_of_leavers(server: Server, start: str) -> Counter[str]:
     return found
 
 
+PHASES = ("waiting", "prefill", "running")
+CROWDS = 4
+"""At the most, until somebody has left in every phase: on a machine that stands still all may leave while they wait."""
+
+
 @pytest.mark.parametrize(
     ("stream", "n"), [(True, 1), (False, 1), (True, 3), (False, 3)], ids=["stream", "whole", "stream-3", "whole-3"]
 )
 def test_two_hundred_clients_leave_when_they_like(crowded: Server, server: Server, stream: bool, n: int) -> None:
+    phases: Counter[str] = Counter()
+    for turn in range(CROWDS):
+        phases += _left(crowded, crowd(CLIENTS, 1000 * turn + 100 * n + stream, stream=stream, n=n))
+        assert _is_as_new(crowded, server)
+        if all(phases[name] for name in PHASES):
+            break
+    assert min(phases[name] for name in PHASES) > 0, phases
+
+
+def _left(crowded: Server, clients: list[Client]) -> Counter[str]:
+    """Plays a crowd to its end, after which nothing of it is left; in which phase its requests were cancelled."""
     before = scheduler_of(crowded)
-    start = since("0s", datetime.now(UTC))
-    clients = crowd(CLIENTS, 100 * n + stream, stream=stream, n=n)
+    start, n = since("0s", datetime.now(UTC)), clients[0].n
     with observing(crowded) as observer:
         pages = observer.status().free_pages
         answers = asyncio.run(visit_all(clients, httpx.URL(crowded.url)))
@@ -109,9 +124,7 @@ def test_two_hundred_clients_leave_when_they_like(crowded: Server, server: Serve
         "some left before they were read"
     )
     wait_until(lambda: phases_of_leavers(crowded, start).total() == cancelled, 10, "each is in the log")
-    phases = phases_of_leavers(crowded, start)
-    assert min(phases[name] for name in ("waiting", "prefill", "running")) > 0, phases
-    assert _is_as_new(crowded, server)
+    return phases_of_leavers(crowded, start)
 
 
 def _grown(before: Samples, after: Samples, name: str, *labels: dict[str, str]) -> list[float]:

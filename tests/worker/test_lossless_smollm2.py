@@ -112,7 +112,7 @@ def arithmetic_difference(host: Host, prompt: tuple[int, ...]) -> float:
     return float(((gaps[0][:, 0] - gaps[0][:, 1]) - (gaps[1][:, 0] - gaps[1][:, 1])).abs().max())
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("width", [2, *(pytest.param(width, marks=pytest.mark.slow) for width in (3, 4, 6, 7)), 5, 8])
 def test_thirty_prompts_at_every_accepted_count(
     host: Host, plain: Plain, prompts: list[tuple[int, ...]], width: int, request: pytest.FixtureRequest
 ) -> None:
