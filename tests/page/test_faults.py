@@ -135,8 +135,10 @@ def breaking(*parts: bytes) -> Iterator[str]:
     def serve(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines:
             path = lines.readline().split(b" ")[1].decode()
-            while lines.readline().strip():
-                pass
+            length = 0
+            while line := lines.readline().strip().lower():
+                length = int(line.partition(b":")[2]) if line.startswith(b"content-length:") else length
+            lines.read(length)  # a socket that is closed with something unread resets its peer
             head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: "
             if path.endswith("/completions"):
                 connection.sendall(head + b"text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
