@@ -6,6 +6,8 @@ read here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -97,15 +99,7 @@ class WeightReader:
 
     def input_scales(self, name: str) -> InputScales:
         """The activation scales of a layer's experts. Raises `CheckpointError` if one of them scales nothing."""
-        parts = {
-            part: torch.stack(
-                [
-                    self.plain(f"{name}.experts.{number}.{part}_proj.input_scale")
-                    for number in range(self.architecture.num_experts)
-                ]
-            )
-            for part in ("gate", "up", "down")
-        }
+        parts = self._over_experts(name, lambda expert: self.plain(f"{expert}.input_scale"))
         for part, scales in parts.items():
             wrong = (~(torch.isfinite(scales) & (scales > 0))).nonzero().flatten().tolist()
             if wrong:
@@ -114,15 +108,7 @@ class WeightReader:
 
     def mixture(self, name: str, *, target: bool, policy: ActivationPolicy = ActivationPolicy.W4A16) -> Mixture:
         """Router, experts and shared expert of a layer."""
-        parts = {
-            part: torch.stack(
-                [
-                    self.expert(f"{name}.experts.{number}.{part}_proj", target=target)
-                    for number in range(self.architecture.num_experts)
-                ]
-            )
-            for part in ("gate", "up", "down")
-        }
+        parts = self._over_experts(name, lambda expert: self.expert(expert, target=target))
         shared = {part: self.projection(f"{name}.shared_expert.{part}_proj") for part in ("gate", "up", "down")}
         return Mixture(
             router=self.plain(f"{name}.gate.weight"),
@@ -134,6 +120,14 @@ class WeightReader:
             top=self.architecture.num_experts_per_tok,
             input_scales=self.input_scales(name) if policy is ActivationPolicy.W4A4 else None,
         )
+
+    def _over_experts(self, name: str, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """What `read` gives for each expert's projection of a layer, stacked, by part."""
+        experts = range(self.architecture.num_experts)
+        return {
+            part: torch.stack([read(f"{name}.experts.{number}.{part}_proj") for number in experts])
+            for part in ("gate", "up", "down")
+        }
 
     def ngrams(self, name: str) -> NgramBlock:
         """The n-gram layer apart from its table."""

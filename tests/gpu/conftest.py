@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gpu.cards import gpus
+from shared.cuda_driver import visible_gpus
 
 if TYPE_CHECKING:
+    from tests.gpu.places import Place
     from tests.gpu.toy_worker import ToyWorker
 
 _lines = pytest.StashKey[list[str]]()
@@ -18,7 +19,7 @@ _lines = pytest.StashKey[list[str]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a card that is not here."""
     wanting = [item for item in items if item.get_closest_marker("gpu")]
-    if wanting and not gpus():
+    if wanting and not visible_gpus():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
@@ -33,6 +34,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Reports one line of measurements."""
     return request.config.stash.setdefault(_lines, []).append
+
+
+@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Where kernels run: one body of a test serves both."""
+    import torch
+
+    from tests.gpu.places import card, interpreter
+
+    torch.manual_seed(20261130)
+    return interpreter() if request.param == "interpreter" else card()
 
 
 MakeWorker = Callable[..., "ToyWorker"]

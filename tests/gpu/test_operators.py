@@ -19,7 +19,7 @@ from recipes.components.gpu.rows import Placed, gate_rows, norm_rows, open_rows,
 from recipes.components.int8_linear import quantise_channels
 from recipes.components.paged_attention import Heads
 from recipes.components.rotary import rotations
-from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.places import Place, distance
 
 HEADS = Heads(queries=6, keys=2, size=16)
 HIDDEN = 96  # 64 + 32: two pieces of the inner dimension
@@ -29,13 +29,6 @@ TABLE = 4
 TURNS = torch.view_as_real(rotations(TABLE * PAGE, HEADS.size, 1e4)).reshape(TABLE * PAGE, HEADS.size).contiguous()
 ONE = Tile(1, 16, 1, 4)
 MANY = Tile(16, 8, 4, 4)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the kernels run."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 def lanes_of(width: int, firsts: list[int], counts: list[int], slots: list[int]) -> DeviceRows:

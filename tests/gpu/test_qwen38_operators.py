@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,14 +13,7 @@ from recipes.components.gpu.ngrams import DeviceHash, gather_rows, ngram_ids
 from recipes.components.gpu.streams import feed, mix
 from recipes.components.hyperconnection import Mixer
 from recipes.components.ngram_hash import NgramHash
-from tests.gpu.places import Place, card, distance, interpreter
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the kernels run."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
+from tests.gpu.places import Place, distance
 
 
 def test_ngram_ids_follow_drafted_tokens_and_stop_at_boundaries(place: Place) -> None:

@@ -24,18 +24,11 @@ from recipes.qwen38.device_weights import DeviceReader
 from recipes.qwen38.target import Target
 from recipes.qwen38.tiny import tiny_architecture, write_tiny
 from recipes.qwen38.weights import WeightReader, read_target
-from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.places import Place, distance
 
 SLOTS, SNAPSHOTS, PAGES = 3, 2, 9
 TABLES = [[7, 2, 5], [1, 8, 0]]
 NOBODY = -1
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the target runs."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 @dataclass

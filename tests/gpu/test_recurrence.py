@@ -18,18 +18,11 @@ from recipes.components.device_model import DeviceRows
 from recipes.components.gated_delta import Corrections, DeltaRows, delta_rows
 from recipes.components.gdn_recovery import recover as recovered
 from recipes.components.gpu.recurrence import DeltaGates, DeltaShape, Records, advance, convolve, delta, finish, recover
-from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.places import Place, distance
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key=16, value=8)
 CHANNELS = 2 * 2 * 16 + 4 * 8
 POOL = 7
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the kernels run."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 def lanes_of(width: int, slots: list[int], counts: list[int]) -> DeviceRows:

@@ -20,16 +20,9 @@ from recipes.components.philox import uniforms
 from recipes.components.target_law import NotFinite, adjusted, target_law
 from shared.frames import MAXIMUM_BIAS, MAXIMUM_END_IDS, InitFloat, InitInt
 from shared.messages.common import Sampling
-from tests.gpu.places import Place, card, interpreter
+from tests.gpu.places import Place
 from tests.worker.devices.lane_by_lane import values_of
 from tests.worker.devices.traffic import sampling_of
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the kernel runs."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 def admission_of(slot: int, sampling: Sampling, ends: tuple[int, ...], device: torch.device) -> Admission:

@@ -29,20 +29,13 @@ from recipes.components.gpu.selection import (
 from recipes.components.hyperconnection import centred_rms_norm
 from recipes.components.indexed_attention import Indexer, attend_selected, ring_capacity, rotate_half
 from recipes.components.paged_attention import Heads
-from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.places import Place, distance
 
 INDEXER = Indexer(heads=2, size=16, ratio=4, budget=5, rotary=8, theta=1e4, epsilon=1e-6)
 HEADS = Heads(queries=6, keys=2, size=24)
 TABLE, SLOTS, WIDTH = 3, 6, 3
 CAPACITY = ring_capacity(INDEXER.ratio, 7)
 TURNS = half_turns(INDEXER, TABLE * 64)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the kernels run."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from recipes.smollm2.device_target import DeviceTarget
 from recipes.smollm2.device_weights import read_device_weights
 from recipes.smollm2.target import Target
 from recipes.smollm2.weights import FILE, read_weights, write_weights
-from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.places import Place, distance
 
 TINY = Architecture(
     vocab_size=40,
@@ -51,13 +51,6 @@ class RandomCheckpoint:
         source = torch.Generator().manual_seed(sum(map(ord, name)))
         drawn = torch.randn(shape, generator=source)
         return 1 + 0.2 * drawn if len(shape) == 1 else 1.5 * drawn * shape[1] ** -0.5
-
-
-@pytest.fixture(params=["interpreter", pytest.param("card", marks=pytest.mark.gpu)])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Where the target runs."""
-    torch.manual_seed(20261130)
-    return interpreter() if request.param == "interpreter" else card()
 
 
 @dataclass

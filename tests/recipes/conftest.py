@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes.smollm2.demo import demo_core
 from shared.manifest import Manifest, read
+from tests.threads import torch_threads
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -36,10 +37,8 @@ def quiet(what: str, done: int, total: int) -> None:
 @pytest.fixture(scope="package", autouse=True)
 def two_threads() -> Iterator[None]:
     """As many threads as a small machine has: splitting work among them is part of what is tested."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from recipes.qwen38.mtp import MtpDrafter, MtpLayer
 from recipes.qwen38.target import Target
 from recipes.qwen38.tiny import tiny_architecture, write_tiny
 from recipes.qwen38.weights import WeightReader, read_drafter, read_target
+from tests.threads import torch_threads
 from tests.worker.qwen38_state import committed_state
 
 LENGTH = 75
@@ -72,10 +73,8 @@ class Pair:
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Rows of so few elements are never divided, and idle threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 from recipes.qwen38.checkpoint import Checkpoint
 from recipes.qwen38.tiny import tiny_architecture, write_tiny
 from tests.recipes.qwen38.oracle import DrafterOracle, TargetOracle
+from tests.threads import torch_threads
 
 LENGTH = 96
 """Tokens of the text that everything is compared on: beyond the selector's budget, over two pages."""
@@ -19,10 +20,8 @@ LENGTH = 96
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Matrices are tiny here: on a busy machine two threads would wait for one another far longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")
