@@ -11,7 +11,10 @@ import msgspec
 
 from recipes.declaration import PreparationConfig, Speculation
 from shared.errors import ManifestError
-from shared.manifest import MAXIMUM_DRAFTS, OPERATIONS, ExecutionGraph, Geometry, Kind, at_least
+from shared.manifest import MAXIMUM_DRAFTS, OPERATIONS, ExecutionGraph, Geometry, Kind, at_least, scored_rows
+
+SCORED_ROWS = 64
+"""Most prompt tokens that a graph scores at once: their logits are all there at the same time."""
 
 
 def batch_capacities(concurrency: int) -> tuple[int, ...]:
@@ -58,7 +61,7 @@ def speculative_shapes(concurrency: int, widths: tuple[int, ...], token_capacity
 
 def most_rows(graphs: tuple[ExecutionGraph, ...]) -> int:
     """Rows of the largest round: a whole chunk beside all lanes, or every lane at its width."""
-    chunks = {"prefill": 0, "mixed": 1}
+    chunks = {"prefill": 0, "scored_prefill": 0, "mixed": 1}
     return max(
         (
             graph.token_capacity + chunks[graph.kind] * graph.batch_capacity
@@ -91,8 +94,9 @@ def _modes(config: PreparationConfig, speculation: Speculation) -> tuple[bool | 
 
 def _prompts(config: PreparationConfig, enabled: bool | None) -> list[ExecutionGraph]:
     prefill = [_graph("prefill", 1, bucket, enabled) for bucket in config.prefill_buckets]
+    scored = _graph("scored_prefill", 1, min(scored_rows(config.concurrency), SCORED_ROWS), enabled)
     mixed = [_graph("mixed", batch, config.mixed_chunk, enabled) for batch in batch_capacities(config.concurrency)]
-    return prefill + mixed
+    return [*prefill, scored, *mixed]
 
 
 def _check(config: PreparationConfig, widths: tuple[int, ...]) -> None:

@@ -71,6 +71,16 @@ class DeviceModel(Protocol):
 
 
 @runtime_checkable
+class Faulting(Protocol):
+    """A model or drafter whose rounds may go wrong: rows of a table did not come, state of a prefix was not held."""
+
+    @property
+    def faults(self) -> Tensor:
+        """int32 [slots + 1]: bits of `Fault`, set while a slot's rows are computed. The round takes and clears them."""
+        ...
+
+
+@runtime_checkable
 class Adopting(Protocol):
     """A model whose slots keep something of a prefix that only pages hold. Others need not know of it."""
 

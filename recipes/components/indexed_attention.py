@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import relu, scaled_dot_product_attention
 
 from recipes.components.hyperconnection import centred_rms_norm
-from shared.errors import ContractBreach
+from shared.errors import HistoryMissing
 
 NOTHING = -1
 """Tag of a ring place that holds no position."""
@@ -98,10 +98,10 @@ class RawKeyRings:
         self._capacity = capacity
 
     def read(self, slot: int, positions: Tensor) -> Tensor:
-        """Keys [n, size] of these positions. Raises `ContractBreach` if one of them is not held."""
+        """Keys [n, size] of these positions. Raises `HistoryMissing` if one of them is not held."""
         places = positions % self._capacity
         if not torch.equal(self.tags[slot, places], positions):
-            raise ContractBreach(f"slot {slot} does not hold the raw index keys of positions {positions.tolist()}")
+            raise HistoryMissing(f"slot {slot} does not hold the raw index keys of positions {positions.tolist()}")
         return self.keys[slot, places]
 
     def write(self, slot: int, first: int, keys: Tensor) -> None:

@@ -56,6 +56,11 @@ def split_for(lanes: int, placed: Placed, heads: Heads) -> Split:
     return Split(tile, pages, -(-table // pages), 4)
 
 
+def one_shape(placed: Placed) -> Split:
+    """The same division for any lanes and rows of one core: a row's bits depend on that row and its pages alone."""
+    return Split(16, placed.tables.shape[1], 1, 4)
+
+
 def arrivals(lanes: int, rows: int, heads: Heads, device: torch.device) -> Tensor:
     """int32 zeros, one for each tile of a forward with at most so many lanes and rows.
 

@@ -12,17 +12,37 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from recipes.components import nvfp4
-from recipes.components.gpu.launch import power_above, power_below, runs_triton
+from recipes.components.gpu.launch import chained, eights, power_above, runs_triton
 
-_OUTPUTS = 4
-_COLUMNS = 256
+_CHUNK = 128
+"""Inputs that a warp takes at once (packed_kernels.py)."""
+_WARPS = 4
+_FEW_ROWS = 128
+"""Up to here a program serves the rows that chose its expert; beyond, rows are sorted by expert first."""
+_COLUMNS = 128
+_TURNED = 512
+"""Inputs that a program puts in order at once."""
 
 
-def _pieces(inner: int) -> tuple[int, int]:
-    """Words of eight inputs in two powers of two; the second may be wider than what is left, or nothing."""
-    words = inner // 8
-    first = power_below(words)
-    return first, power_above(words - first) if words > first else 0
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a kernel divides its work: eights of `outputs` of a warp, chunks asked for `ahead`, most `registers`.
+
+    The order of sums does not depend on it, so a row is the same bits in every tile.
+    """
+
+    outputs: int
+    ahead: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, object]:
+        """What a launch takes by name."""
+        return {} if self.registers is None else {"maxnreg": self.registers}
+
+
+# For one row, up to eight, and more: measured on an H200, docs/log.md.
+_IN = Tile(2, 2, 72), Tile(4, 1, 128), Tile(2, 2)
+_OUT = Tile(2, 5), Tile(4, 2), Tile(2, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +62,123 @@ class PackedExperts:
 
 
 def route(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """(weights float32, experts int32) [R, top] of router scores [R, E]; equal scores go to the lower expert."""
+    """(weights float32, experts int32) [R, top] of router scores [R, E]; equal scores go to the lower expert.
+
+    Rows of `scores` may lie apart.
+    """
     if not runs_triton(scores):
         ranked = torch.sort(torch.softmax(scores.float(), -1), dim=-1, descending=True, stable=True)
         weights = ranked.values[:, :top]
         return weights / weights.sum(-1, keepdim=True), ranked.indices[:, :top].int()
+    return _route(scores, top, None, scores)
+
+
+def route_turned(scores: Tensor, top: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `route`, and the rows `x` [R, H] in the order in which `inner_rows` takes them at least cost. Kernel only."""
+    turned = torch.empty_like(x)
+    return *_route(scores, top, x, turned), turned
+
+
+def _route(scores: Tensor, top: int, x: Tensor | None, turned: Tensor) -> tuple[Tensor, Tensor]:
     from recipes.components.gpu.experts_kernels import route as kernel
 
     count, experts = scores.shape
     weights = torch.empty(count, top, dtype=torch.float32, device=scores.device)
     chosen = torch.empty(count, top, dtype=torch.int32, device=scores.device)
-    kernel[(count,)](scores, weights, chosen, experts, power_above(experts), top, power_above(top))
+    early = chained(scores)
+    kernel[(count, 1 if x is None else 2)](
+        scores, weights, chosen, turned if x is None else x, turned, scores.stride(0), experts, power_above(experts),
+        top, power_above(top), turned.shape[1], _TURNED, early, num_warps=1, **_launched(early),
+    )  # fmt: skip
     return weights, chosen
 
 
 def mixture(
     x: Tensor, experts: PackedExperts, weights: Tensor, chosen: Tensor, shared: Tensor, shared_gate: Tensor
 ) -> Tensor:
-    """[R, H] of block input `x` [R, H]: the routed experts' weighted sum and sigmoid(`shared_gate` [R]) * `shared`."""
+    """[R, H] of block input `x` [R, H]: the routed experts' weighted sum and sigmoid(`shared_gate` [R]) * `shared`.
+
+    Each expert's bytes are read once for all rows that chose it. A row's result does not depend on the others.
+    """
     if not runs_triton(x):
         return _mixture(x, experts, weights, chosen, shared, shared_gate)
-    from recipes.components.gpu.experts_kernels import add_experts, experts_in, experts_out
+    if len(x) > _FEW_ROWS:
+        from recipes.components.gpu.grouped_experts import grouped_mixture
 
-    (count, hidden), inner_size = x.shape, experts.down.shape[2] * 2
-    picks = count * experts.top
-    inner = torch.empty(picks, inner_size, dtype=x.dtype, device=x.device)
-    experts_in[(picks, -(-inner_size // _OUTPUTS))](
-        x, experts.gate_up, experts.gate_up_scales, experts.gate_up_singles, chosen, inner, experts.top, inner_size,
-        hidden, _OUTPUTS, *_pieces(hidden),
+        return grouped_mixture(x, experts, weights, chosen, shared, shared_gate)
+    parts = output_rows(inner_rows(x, experts, chosen), experts, chosen)
+    return _add(parts, weights, shared, shared_gate)
+
+
+def inner_rows(
+    x: Tensor, experts: PackedExperts, chosen: Tensor, *, turned: bool = False, early: bool = False
+) -> Tensor:
+    """silu(gate) * up [R, top, I] of each row's experts, as `output_rows` takes it. Kernel only, up to 128 rows.
+
+    `turned`: `x` [R, H] is what `route_turned` made. `early`: there was a kernel after routing, so weights may be asked
+    for while that one runs.
+    """
+    from recipes.components.gpu.experts_kernels import experts_in
+
+    (count, hidden), inner, tile = x.shape, experts.down.shape[2] * 2, _IN[_size(len(x))]
+    out = torch.empty(count, experts.top, inner, dtype=x.dtype, device=x.device)
+    warps = min(_WARPS, power_above(-(-hidden // _CHUNK)))
+    turns = -(-hidden // (_CHUNK * warps))
+    experts_in[(-(-inner // (4 * eights(tile.outputs))), count * experts.top)](
+        x, experts.gate_up, experts.gate_up_scales, experts.gate_up_singles, chosen, out, count, experts.top,
+        power_above(experts.top), _places(count), inner, hidden, warps, eights(tile.outputs), turns,
+        min(tile.ahead, turns), turned, EARLY=early, **packed_options(x, warps), **tile.options(),
     )  # fmt: skip
-    parts = torch.empty(picks, hidden, dtype=torch.float32, device=x.device)
-    experts_out[(picks, -(-hidden // (2 * _OUTPUTS)))](
-        inner, experts.down, experts.down_scales, experts.down_singles, chosen, parts, hidden, inner_size,
-        2 * _OUTPUTS, *_pieces(inner_size),
-    )  # fmt: skip
-    out = torch.empty_like(x)
-    add_experts[(count, -(-hidden // _COLUMNS))](
-        parts, weights, shared, shared_gate, out, experts.top, hidden, _COLUMNS
-    )
     return out
+
+
+def output_rows(inner: Tensor, experts: PackedExperts, chosen: Tensor) -> Tensor:
+    """float32 [R, top, H]: each expert's output of what `inner_rows` made right before. Kernel only."""
+    from recipes.components.gpu.experts_kernels import experts_out
+
+    (count, top, size), hidden, tile = inner.shape, experts.down.shape[1], _OUT[_size(len(inner))]
+    out = torch.empty(count, top, hidden, dtype=torch.float32, device=inner.device)
+    turns = -(-size // _CHUNK)
+    experts_out[(-(-hidden // (8 * eights(tile.outputs) * _WARPS)), count * top)](
+        inner, experts.down, experts.down_scales, experts.down_singles, chosen, out, count, top, power_above(top),
+        _places(count), hidden, size, _WARPS, eights(tile.outputs), turns, min(tile.ahead, turns),
+        **packed_options(inner, _WARPS), **tile.options(),
+    )  # fmt: skip
+    return out
+
+
+def _add(parts: Tensor, weights: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
+    from recipes.components.gpu.experts_kernels import add_experts
+
+    (count, top, hidden), out, early = parts.shape, torch.empty_like(shared), chained(parts)
+    add_experts[(count, -(-hidden // _COLUMNS))](
+        parts, weights, shared, shared_gate, out, shared_gate.stride(0), top, power_above(top), hidden, _COLUMNS,
+        early, **_launched(early),
+    )  # fmt: skip
+    return out
+
+
+def _size(rows: int) -> int:
+    """Which tile."""
+    return (rows > 1) + (rows > 8)
+
+
+def _places(rows: int) -> int:
+    """Rows that a kernel is made for: one, eight, or a power of two."""
+    return 1 if rows == 1 else max(8, power_above(rows))
+
+
+def _launched(early: bool) -> dict[str, object]:
+    return {"launch_pdl": True} if early else {}
+
+
+def packed_options(x: Tensor, warps: int) -> dict[str, object]:
+    """What kernels over packed weights take by name."""
+    import triton.language as tl
+
+    early = chained(x)
+    kind = tl.float32 if x.dtype == torch.float32 else tl.bfloat16
+    return {"TYPE": kind, "CHAINED": early, "num_warps": warps, "num_stages": 1, **_launched(early)}
 
 
 def _mixture(

@@ -12,6 +12,7 @@ import os
 import torch
 from torch import Tensor
 
+_ROOMY_CAPABILITIES = (9, 10)
 _CHAINED_CAPABILITY = 9
 """From this compute capability on a kernel may start while the one before it still runs."""
 
@@ -36,9 +37,29 @@ def chained(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= _CHAINED_CAPABILITY
 
 
+def roomy(tensor: Tensor) -> bool:
+    """Whether a program may take 227 KiB of shared memory; elsewhere, as on compute capability 12, it is 99."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] in _ROOMY_CAPABILITIES
+
+
+def eights(measured: int) -> int:
+    """Eights of outputs of a warp over packed weights: what was measured on a card.
+
+    The interpreter pays for operations and not for their sizes, so there it is many.
+    """
+    return 8 if interpreted() else measured
+
+
 def power_above(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def pieces_of(inner: int) -> tuple[int, int]:
+    """An inner dimension in two powers of two: the second may be wider than what is left, or nothing."""
+    first = power_below(inner)
+    rest = inner - first
+    return first, max(16, power_above(rest)) if rest else 0
 
 
 def power_below(count: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from recipes.components.gpu.launch import chained, power_above, power_below, runs_triton
+from recipes.components.gpu.launch import chained, pieces_of, runs_triton
 from recipes.components.gpu.rows import Placed, norm_rows, turn_and_store
 from recipes.components.paged_attention import Heads
 from shared.manifest import PAGE_TOKENS
@@ -29,10 +29,7 @@ class Weight:
     @cached_property
     def pieces(self) -> tuple[int, int]:
         """The inner dimension in two powers of two; the second may be wider than what is left, or nothing."""
-        inner = self.values.shape[1]
-        first = power_below(inner)
-        rest = inner - first
-        return first, max(16, power_above(rest)) if rest else 0
+        return pieces_of(self.values.shape[1])
 
     @property
     def outputs(self) -> int:
@@ -64,6 +61,20 @@ _HEADS = Tile(1, 4, 1, 4), Tile(16, 8, 4, 4)
 _GATE_UP = Tile(1, 8, 1, 4), Tile(16, 16, 4, 4)
 _ADD = Tile(1, 4, 1, 2), Tile(16, 8, 4, 4)
 _HEAD = Tile(1, 16, 1, 4), Tile(16, 32, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A tile for each kind of layer; None: the one that was measured to be best for the number of rows."""
+
+    heads: Tile | None = None
+    gate_up: Tile | None = None
+    add: Tile | None = None
+    head: Tile | None = None
+
+
+ONE_SHAPE = Tiles(_HEADS[1], _GATE_UP[1], _ADD[1], _HEAD[1])
+"""Tiles for any number of rows: with the same ones everywhere, a row's bits depend on that row alone."""
 
 
 def _chosen(tile: Tile | None, tiles: tuple[Tile, Tile], rows: int, weight: Weight) -> Tile:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from recipes.components import nvfp4
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.launch import power_above, runs_triton
+from recipes.components.gpu.launch import chained, power_above, runs_triton
+from recipes.components.hyperconnection import centred_rms_norm
+
+_TINY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,47 @@ def gather_rows(table: Tensor, global_scale: Tensor, ids: Tensor, size: int, dty
     blocks = power_above(size // nvfp4.BLOCK)
     kernel[(ids.numel(),)](table, global_scale, ids, out, table.stride(0), size, blocks, num_warps=1)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class GateNorms:
+    """Zero-centred norm weights [S * H] of keys, of the streams as queries, and of the gated values."""
+
+    key: Tensor
+    query: Tensor
+    value: Tensor
+    streams: int
+    epsilon: float
+
+
+def gate_values(norms: GateNorms, projected: Tensor, streams: Tensor) -> Tensor:
+    """Adds gated values to `streams` float32 [R, S * H]; returns them normed, [R, S * H] in `projected`'s type.
+
+    `projected` [R, S * H + H]: a key for each stream, then the value that all of them share.
+    """
+    if not runs_triton(projected):
+        return _gate_values(norms, projected, streams)
+    from recipes.components.gpu.ngrams_kernels import gate_values as kernel
+
+    count, hidden, early = len(streams), streams.shape[1] // norms.streams, chained(projected)
+    inputs = torch.empty(streams.shape, dtype=projected.dtype, device=projected.device)
+    kernel[(count, norms.streams)](
+        projected, streams, norms.key, norms.query, norms.value, inputs, norms.epsilon, norms.streams, hidden,
+        power_above(hidden), early, **({"launch_pdl": True} if early else {}),
+    )  # fmt: skip
+    return inputs
+
+
+def _gate_values(norms: GateNorms, projected: Tensor, streams: Tensor) -> Tensor:
+    shape = (len(streams), norms.streams, -1)
+    keys, value = torch.split(projected.float(), [streams.shape[1], streams.shape[1] // norms.streams], dim=1)
+    keys, queries = (
+        centred_rms_norm(part.reshape(shape), weight.view(norms.streams, -1), norms.epsilon)
+        for part, weight in ((keys, norms.key), (streams.float(), norms.query))
+    )
+    scores = (keys * queries).sum(-1) * keys.shape[-1] ** -0.5
+    gates = torch.sigmoid(scores.sign() * scores.abs().clamp(min=_TINY).sqrt())
+    values = gates[..., None] * value[:, None]
+    streams += values.flatten(1)
+    normed = centred_rms_norm(values, norms.value.view(norms.streams, -1), norms.epsilon)
+    return normed.flatten(1).to(projected.dtype)

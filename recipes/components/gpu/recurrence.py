@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.launch import power_above, runs_triton
+from recipes.components.gpu.launch import chained, power_above, runs_triton
 
 _CHANNELS = 256
 _ROWS = 16
@@ -53,18 +53,29 @@ class Records:
     decays: Tensor
     final: Tensor
 
+    def layer(self, number: int) -> Records:
+        """Those of one layer, of the records of many."""
+        return Records(self.keys[number], self.values[number], self.decays[number], self.final)
 
-def convolve(pool: Tensor, inputs: Tensor, weight: Tensor, rows: DeviceRows, dilation: int = 1) -> Tensor:
-    """silu(convolution) [R, C] of `inputs` [R, C] behind `pool` [rows, L, C]; `weight` [C, taps]; zero where masked."""
+
+def convolve(
+    pool: Tensor, inputs: Tensor, weight: Tensor, rows: DeviceRows, dilation: int = 1, into: Tensor | None = None
+) -> Tensor:
+    """silu(convolution) [R, C] of `inputs` [R, C] behind `pool` [rows, L, C]; `weight` [C, taps]; zero where masked.
+
+    With `into` float32 [R, C] it is added to that, and that is returned.
+    """
     if not runs_triton(inputs):
-        return _convolve(pool, inputs, weight, rows, dilation)
+        found = _convolve(pool, inputs, weight, rows, dilation)
+        return found if into is None else into.add_(found.float())
     from recipes.components.gpu.recurrence_kernels import convolve as kernel
 
     lanes, channels, block = len(rows.slots), inputs.shape[1], min(_CHANNELS, power_above(inputs.shape[1]))
-    out, tall = torch.empty_like(inputs), min(_ROWS, power_above(rows.width))
+    out, tall = torch.empty_like(inputs) if into is None else into, min(_ROWS, power_above(rows.width))
+    early = chained(inputs)
     kernel[(lanes, -(-rows.width // tall), -(-channels // block))](
         pool, inputs, weight, rows.slots, rows.counts, out, rows.width, channels, pool.shape[1], weight.shape[1],
-        dilation, tall, block,
+        dilation, tall, block, into is not None, early, **_launch(early),
     )  # fmt: skip
     return out
 
@@ -81,17 +92,24 @@ def _convolve(pool: Tensor, inputs: Tensor, weight: Tensor, rows: DeviceRows, di
 
 
 def advance(pool: Tensor, inputs: Tensor, rows: DeviceRows, kept: Tensor, targets: Tensor) -> None:
-    """`pool`[target] = the last L of `pool`[slot] and the lane's first `kept` of `inputs` [R, C] (tokens: C = 1)."""
+    """`pool`[target] = the last L of `pool`[slot] and the lane's first `kept` of `inputs` [R, C] (tokens: C = 1).
+
+    `pool` [rows, L, C]; or of many layers at once [layers, rows, L, C], with inputs [layers, R, at least C].
+    """
+    if pool.dim() == 3:
+        pool, inputs = pool[None], inputs[None]
     if not runs_triton(pool):
-        _advance(pool, inputs, rows, kept, targets)
+        for own, fresh in zip(pool, inputs, strict=True):
+            _advance(own, fresh[:, : own.shape[2]], rows, kept, targets)
         return
     from recipes.components.gpu.recurrence_kernels import advance as kernel
 
-    length, channels = pool.shape[1:]
-    block = min(_CHANNELS, power_above(channels))
-    kernel[(len(rows.slots), -(-channels // block))](
-        pool, inputs, rows.slots, kept, targets, rows.width, channels, length, power_above(length), block
-    )
+    layers, _, length, channels = pool.shape
+    block, early = min(_CHANNELS, power_above(channels)), chained(pool)
+    kernel[(len(rows.slots), -(-channels // block), layers)](
+        pool, inputs, rows.slots, kept, targets, pool.stride(0), inputs.stride(0), inputs.stride(1), rows.width,
+        channels, length, power_above(length), block, early, **_launch(early),
+    )  # fmt: skip
 
 
 def _advance(pool: Tensor, inputs: Tensor, rows: DeviceRows, kept: Tensor, targets: Tensor) -> None:
@@ -120,26 +138,15 @@ def delta(
     """Outputs [R, HV, V] in `mixed`'s type, zero where masked, and records, of lanes behind `states` [rows, HV, K, V].
 
     `mixed` [R, 2 * HK * K + HV * V]: convolved queries, keys, values; `rates`, `strengths` [R, HV]: raw decay and beta.
+    For prompt chunks; over a round's few rows it is the reference of verified_delta.py, and no kernel.
     """
-    if not runs_triton(mixed):
+    if not runs_triton(mixed) or rows.width <= VERIFIED_ROWS:
         return _delta(states, mixed, rates, strengths, gates, rows, shape)
-    from recipes.components.gpu.recurrence_kernels import delta as kernel
+    from recipes.components.gpu.delta_prefill import delta_prefill
 
-    count, lanes, whole = len(mixed), len(rows.slots), rows.width > VERIFIED_ROWS
-    out = torch.empty(count, shape.value_heads, shape.value, dtype=mixed.dtype, device=mixed.device)
-    records = Records(
-        keys=states.new_empty(count, shape.key_heads, shape.key),
-        values=states.new_empty(count, shape.value_heads, shape.value),
-        decays=states.new_empty(count, shape.value_heads),
-        final=states.new_empty(lanes if whole else 0, *states.shape[1:]),
-    )
-    wide = min(32, power_above(shape.value))
-    kernel[(lanes * shape.value_heads, -(-shape.value // wide))](
-        states, mixed, rates, strengths, gates.log, gates.bias, rows.slots, rows.counts, out, records.keys,
-        records.values, records.decays, records.final, rows.width, shape.key_heads, shape.value_heads, shape.key,
-        shape.value, power_above(shape.key), wide, whole,
-    )  # fmt: skip
-    return out, records
+    out, final = delta_prefill(states, mixed, rates, strengths, gates, rows, shape)
+    nothing = final.new_empty(0)
+    return out, Records(nothing, nothing, nothing, final)
 
 
 def _delta(
@@ -178,18 +185,31 @@ def _unit(x: Tensor) -> Tensor:
 def recover(
     states: Tensor, records: Records, rows: DeviceRows, kept: Tensor, targets: Tensor, shape: DeltaShape
 ) -> None:
-    """`states`[target] = the state of the lane's slot after its first `kept` rows; long lanes whole or not at all."""
+    """`states`[target] = `states`[slot] after its lane's first `kept` rows, which `records` tell.
+
+    `states` [rows, HV, K, V]; or of many layers at once [layers, ...], with records of all of them.
+    """
     whole = rows.width > VERIFIED_ROWS
+    if states.dim() == 4:
+        states = states[None]
+        if not whole:
+            records = Records(records.keys[None], records.values[None], records.decays[None], records.final)
     if not runs_triton(states):
-        _recover(states, records, rows, kept, targets, shape)
+        for layer, own in enumerate(states):
+            _recover(own, records if whole else records.layer(layer), rows, kept, targets, shape)
         return
     from recipes.components.gpu.recurrence_kernels import recover as kernel
 
-    wide = min(32, power_above(shape.value))
-    kernel[(len(rows.slots) * shape.value_heads, -(-shape.value // wide))](
-        states, records.keys, records.values, records.decays, records.final, rows.slots, kept, targets, rows.width,
-        shape.key_heads, shape.value_heads, shape.key, shape.value, power_above(shape.key), wide, whole,
+    wide, early = min(32, power_above(shape.value)), chained(states)
+    kernel[(len(rows.slots) * shape.value_heads, -(-shape.value // wide), len(states))](
+        states, records.keys, records.values, records.decays, records.final, rows.slots, kept, targets,
+        states.stride(0), len(rows.slots) * rows.width, rows.width, shape.key_heads, shape.value_heads, shape.key,
+        shape.value, power_above(shape.key), wide, whole, early, **_launch(early),
     )  # fmt: skip
+
+
+def _launch(early: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if early else {}
 
 
 def _recover(states: Tensor, records: Records, rows: DeviceRows, kept: Tensor, targets: Tensor, s: DeltaShape) -> None:

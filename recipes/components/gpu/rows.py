@@ -33,19 +33,22 @@ class Placed:
     width: int
 
 
-def open_rows(rows: DeviceRows, table: Tensor) -> tuple[Tensor, Placed]:
-    """(stream float32 [R, H], where its rows are): embeddings of `table` [V, H], zero where masked."""
+def open_rows(rows: DeviceRows, table: Tensor, streams: int = 1) -> tuple[Tensor, Placed]:
+    """(streams float32 [R, S * H], where the rows are): embeddings of `table` [V, H], zero where masked, S times."""
     if not runs_triton(table):
-        return _open_rows(rows, table)
+        stream, placed = _open_rows(rows, table)
+        return stream.repeat(1, streams), placed
     from recipes.components.gpu.rows_kernels import open_rows as kernel
 
     count, (vocabulary, hidden) = len(rows.tokens), table.shape
-    stream = torch.empty(count, hidden, dtype=torch.float32, device=table.device)
-    positions, places = torch.empty(2, count, dtype=torch.int32, device=table.device).unbind()
+    stream = torch.empty(count, streams * hidden, dtype=torch.float32, device=table.device)
+    # Each for itself: kernels are compiled once more for what is not aligned.
+    positions, places = (torch.empty(count, dtype=torch.int32, device=table.device) for _ in range(2))
     lengths = torch.empty(len(rows.slots), dtype=torch.int32, device=table.device)
     kernel[(count,)](
         rows.tokens, rows.slots, rows.first, rows.counts, rows.tables, table, stream, positions, places, lengths,
-        rows.tables.shape[1], vocabulary, rows.width, hidden, power_above(hidden), PAGE_TOKENS, **_launch(table),
+        rows.tables.shape[1], vocabulary, rows.width, hidden, power_above(hidden), PAGE_TOKENS, streams,
+        **_launch(table),
     )  # fmt: skip
     return stream, Placed(positions, places, lengths, rows.tables, rows.width)
 

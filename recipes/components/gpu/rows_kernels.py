@@ -15,10 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def open_rows(
     tokens: tl.tensor, slots: tl.tensor, first: tl.tensor, counts: tl.tensor, tables: tl.tensor, table: tl.tensor,
     stream: tl.tensor, positions: tl.tensor, places: tl.tensor, lengths: tl.tensor, LANE_PAGES: tl.tensor,
-    VOCABULARY: tl.constexpr, W: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, PAGE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    VOCABULARY: tl.constexpr, W: tl.tensor, H: tl.constexpr, BH: tl.constexpr, PAGE: tl.constexpr,
+    STREAMS: tl.constexpr, CHAINED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row a program: its embedding into the stream, its position and the place of its state, or -1 if masked."""
+    """One row a program: its embedding into the streams, its position and the place of its state, or -1 if masked."""
     if CHAINED:
         gdc_wait()
         gdc_launch_dependents()
@@ -36,7 +36,8 @@ def open_rows(
     known = live & (token >= 0) & (token < VOCABULARY)
     at = tl.arange(0, BH)
     value = tl.load(table + tl.where(known, token, 0) * H + at, mask=(at < H) & known, other=0)
-    tl.store(stream + row.to(tl.int64) * H + at, value.to(tl.float32), mask=at < H)
+    for copy in tl.static_range(STREAMS):
+        tl.store(stream + (row.to(tl.int64) * STREAMS + copy) * H + at, value.to(tl.float32), mask=at < H)
 
 
 @triton.jit

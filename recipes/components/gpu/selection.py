@@ -13,31 +13,36 @@ import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.launch import power_above, runs_triton
+from recipes.components.gpu.launch import chained, power_above, runs_triton
 from recipes.components.gpu.rows import Placed
 from recipes.components.hyperconnection import centred_rms_norm
 from recipes.components.indexed_attention import Indexer, attend_selected, rotate_half
 from recipes.components.paged_attention import Heads, token_rows
+from shared.frames import Fault
 from shared.manifest import PAGE_TOKENS
 
 _GROUPS_AT_ONCE = 64
-_CHOICE_BLOCK = 1024
-_TOKENS_AT_ONCE = 32
-_MERGE_ELEMENTS = 4096
+_CHOICE_PART = 2048
+"""Scores that a program holds; more than a budget of them, or nothing would be left out."""
+_TOKENS_AT_ONCE = 64
+CHUNK_ROWS = 8
+"""Lanes of more rows are prompt chunks, which chunk_attention.py serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
     """`ring` [rows, capacity, size], `tags` int64 [rows, capacity]: positions held, -1 nothing.
 
-    `groups` [pages * 64 / ratio, size]: keys of complete groups; `missing` int32 [lanes] counts raw keys that were not
-    held when they were needed: anything but zero is a fault.
+    `groups` [pages * 64 / ratio, size]: keys of complete groups; `missing` int32, one or more for each slot, gets
+    `Fault.MISSING_HISTORY` where a raw key was not held when it was needed. Group g lies at place g + `shift` of
+    its request's pages.
     """
 
     ring: Tensor
     tags: Tensor
     groups: Tensor
     missing: Tensor
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Chosen:
 
     groups: Tensor
     numbers: Tensor
+    anchors: Tensor
+    """int32 [R]: the position at which the row chose; what came since belongs to its tail."""
 
 
 def half_turns(indexer: Indexer, positions: int) -> Tensor:
@@ -119,7 +126,7 @@ def compress(raw: Tensor, weight: Tensor, turns: Tensor, state: IndexState, rows
     kernel[(lanes, -(-rows.width // indexer.ratio) + 1)](
         raw, weight, turns, state.ring, state.tags, state.groups, rows.slots, rows.first, rows.counts, rows.tables,
         state.missing, rows.tables.shape[1], indexer.epsilon, rows.width, capacity, indexer.ratio, each, indexer.size,
-        *_blocks(indexer, indexer.size), num_warps=1,
+        *_blocks(indexer, indexer.size), state.shift, num_warps=1,
     )  # fmt: skip
     write_ring[(lanes, min(rows.width, capacity))](
         raw, state.ring, state.tags, rows.slots, rows.first, rows.counts, rows.width, capacity, indexer.size,
@@ -139,11 +146,11 @@ def _compress(raw: Tensor, weight: Tensor, state: IndexState, rows: DeviceRows, 
         groups = torch.arange(first // ratio, (first + count) // ratio, device=raw.device)
         if len(groups):
             lost = state.tags[slot, old % capacity] != old
-            state.missing[lane] += lost.sum()
+            state.missing[slot] |= lost.any().int() * int(Fault.MISSING_HISTORY)
             past = torch.where(lost[:, None], torch.nan, state.ring[slot, old % capacity].float())
             complete = torch.cat([past, own])[: len(groups) * ratio].view(len(groups), ratio, -1)
             found = indexer.representatives(complete, weight.float(), groups)
-            state.groups[_group_places(rows.tables[lane], groups, ratio)] = found.to(state.groups.dtype)
+            state.groups[_group_places(rows.tables[lane], groups + state.shift, ratio)] = found.to(state.groups.dtype)
         newest = torch.arange(first + max(0, count - capacity), first + count, device=raw.device)
         state.ring[slot, newest % capacity] = own[-len(newest) :].to(state.ring.dtype)
         state.tags[slot, newest % capacity] = newest
@@ -156,20 +163,25 @@ def _group_places(table: Tensor, groups: Tensor, ratio: int) -> Tensor:
 
 def keep_ring(state: IndexState, rows: DeviceRows, kept: Tensor, targets: Tensor) -> None:
     """Row `target` becomes the slot's ring as its lane's first `kept` rows left it: rejected rows are forgotten."""
-    if not runs_triton(state.ring):
+    keep_rings(state.ring[None], state.tags[None], rows, kept, targets)
+
+
+def keep_rings(rings: Tensor, tags: Tensor, rows: DeviceRows, kept: Tensor, targets: Tensor) -> None:
+    """The same for all layers at once: `rings` [layers, rows, capacity, size], `tags` [layers, rows, capacity]."""
+    layers, _, capacity, size = rings.shape
+    if not runs_triton(rings):
         live = (rows.slots >= 0) & (targets >= 0)
         slots, goals = rows.slots[live], targets[live]
-        tags = state.tags[slots]
-        keys = state.ring[slots]
-        state.tags[goals] = torch.where(tags < (rows.first + kept)[live][:, None], tags, -1)
-        state.ring[goals] = keys
+        known, keys = tags[:, slots], rings[:, slots]
+        tags[:, goals] = torch.where(known < (rows.first + kept)[live][:, None], known, -1)
+        rings[:, goals] = keys
         return
     from recipes.components.gpu.selection_kernels import keep_ring as kernel
 
-    capacity, size = state.ring.shape[1:]
-    kernel[(len(rows.slots),)](
-        state.ring, state.tags, rows.slots, rows.first, kept, targets, capacity, size, power_above(capacity),
-        power_above(size),
+    early = chained(rings)
+    kernel[(len(rows.slots), layers)](
+        rings, tags, rows.slots, rows.first, kept, targets, rings.shape[1], capacity, size, power_above(capacity),
+        power_above(size), early, **_launch(early),
     )  # fmt: skip
 
 
@@ -180,22 +192,55 @@ def select(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer)
     numbers = torch.empty(count, dtype=torch.int32, device=device)
     most = placed.tables.shape[1] * each
     if not runs_triton(queries):
-        return _select(queries, state, placed, indexer, Chosen(groups, numbers))
-    from recipes.components.gpu.attention import tensor_type
-    from recipes.components.gpu.selection_kernels import choose, score
+        return _select(queries, state, placed, indexer, Chosen(groups, numbers, placed.positions))
+    if placed.width > CHUNK_ROWS:
+        from recipes.components.gpu.chunk_attention import select_rows
 
-    scores = torch.empty(count, most if most > indexer.budget else 1, dtype=torch.float32, device=device)
-    if most > indexer.budget:
-        score[(count, -(-most // _GROUPS_AT_ONCE))](
-            queries, state.groups, placed.positions, placed.tables, scores, placed.tables.shape[1], most,
-            indexer.size**-0.5, placed.width, indexer.heads, max(16, power_above(indexer.heads)), indexer.size,
-            max(16, power_above(indexer.size)), indexer.ratio, each, indexer.budget, _GROUPS_AT_ONCE,
-            tensor_type(queries),
+        return select_rows(queries, state, placed, indexer)
+    scores = _scores(queries, state, placed, indexer, most) if most > indexer.budget else queries
+    _choose(scores, placed, indexer, groups, numbers, most)
+    return Chosen(groups, numbers, placed.positions)
+
+
+def _scores(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer, most: int) -> Tensor:
+    """float32 [R, most]: of every group that a row sees; the rest is not set."""
+    from recipes.components.gpu.attention import tensor_type
+    from recipes.components.gpu.selection_kernels import score
+
+    scores = torch.empty(len(queries), most, dtype=torch.float32, device=queries.device)
+    early = chained(queries)
+    score[(len(queries), -(-most // _GROUPS_AT_ONCE))](
+        queries, state.groups, placed.positions, placed.tables, scores, placed.tables.shape[1], most,
+        indexer.size**-0.5, placed.width, indexer.heads, max(16, power_above(indexer.heads)), indexer.size,
+        max(16, power_above(indexer.size)), indexer.ratio, PAGE_TOKENS // indexer.ratio, indexer.budget,
+        _GROUPS_AT_ONCE, tensor_type(queries), state.shift, early, **_launch(early),
+    )  # fmt: skip
+    return scores
+
+
+def _choose(scores: Tensor, placed: Placed, indexer: Indexer, groups: Tensor, numbers: Tensor, most: int) -> None:
+    """Programs hold a part of a row's scores each; of what a longer row leaves, the best are chosen again."""
+    from recipes.components.gpu.choice_kernels import choose_among, choose_parts
+
+    count, budget, device, early = len(groups), indexer.budget, groups.device, chained(groups)
+    part = max(_CHOICE_PART, power_above(budget))
+    parts = -(-most // part)
+    best = torch.empty(count, parts, budget, dtype=torch.float32, device=device) if parts > 1 else scores
+    candidates = torch.empty(count, parts, budget, dtype=torch.int32, device=device) if parts > 1 else groups
+    choose_parts[(count, parts)](
+        scores, placed.positions, best, candidates, groups, numbers, most, parts, indexer.ratio, budget, part, early,
+        num_warps=8, **_launch(early),
+    )  # fmt: skip
+    if parts > 1:
+        block = power_above(parts * budget)
+        choose_among[(count,)](
+            best, candidates, placed.positions, groups, parts, indexer.ratio, budget, part,
+            min(block, 2 * _CHOICE_PART), block, early, num_warps=16, **_launch(early),
         )  # fmt: skip
-    choose[(count,)](
-        scores, placed.positions, groups, numbers, scores.shape[1], indexer.ratio, indexer.budget, _CHOICE_BLOCK
-    )
-    return Chosen(groups, numbers)
+
+
+def _launch(early: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if early else {}
 
 
 def _select(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer, found: Chosen) -> Chosen:
@@ -203,7 +248,7 @@ def _select(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer
         visible = (position + 1) // indexer.ratio
         chosen = torch.arange(visible, device=queries.device)
         if visible > indexer.budget:
-            keys = state.groups[_group_places(placed.tables[row // placed.width], chosen, indexer.ratio)]
+            keys = state.groups[_group_places(placed.tables[row // placed.width], chosen + state.shift, indexer.ratio)]
             scores = (queries[row].float() @ keys.float().T).relu().sum(0)
             ranked = torch.sort(scores, descending=True, stable=True).indices[: indexer.budget]
             chosen = ranked.sort().values
@@ -220,48 +265,64 @@ def attend_chosen(
     chosen: Chosen,
     indexer: Indexer,
     heads: Heads,
-    arrived: Tensor,
+    shift: int = 0,
+    since: int = 0,
 ) -> Tensor:
     """[R, queries * size]: attention of `queries` [R, heads, size] to the chosen groups and the open tail, gated.
 
-    A head's gate lies behind its query in `projected` [R, heads * 2 * size]. `arrived` int32, zeros, at least one for
-    each row and key head: zero again afterwards.
+    A head's gate lies behind its query in `projected` [R, heads * 2 * size], whose rows may lie apart. Position p lies
+    at place p + `shift` of its request's pages; a row may stand up to `since` positions behind the one at which it
+    chose.
     """
     if not runs_triton(queries):
-        return _attend_chosen(queries, projected, pages, placed, chosen, indexer, heads)
-    from recipes.components.gpu.attention import tensor_type
-    from recipes.components.gpu.selection_kernels import attend_chosen as kernel
+        return _attend_chosen(queries, projected, pages, placed, chosen, indexer, heads, shift)
+    if placed.width > CHUNK_ROWS:
+        from recipes.components.gpu.chunk_attention import attend_rows_chosen
 
-    count, device = len(queries), queries.device
-    tile, block = max(16, power_above(heads.group)), max(16, power_above(heads.size))
-    longest = indexer.budget * indexer.ratio + indexer.ratio - 1
-    splits = -(-longest // (2 * _TOKENS_AT_ONCE))
-    entries = count * heads.keys * splits * tile
-    parts = torch.empty(entries, heads.size, dtype=torch.float32, device=device)
-    sums = torch.empty(entries, 2, dtype=torch.float32, device=device)
+        return attend_rows_chosen(queries, projected, pages, placed, chosen, indexer, heads, shift)
+    return _attend_blocks(queries, projected, pages, placed, chosen, indexer, heads, shift, since)
+
+
+def _attend_blocks(
+    queries: Tensor, projected: Tensor, pages: Tensor, placed: Placed, chosen: Chosen, indexer: Indexer, heads: Heads,
+    shift: int, since: int,
+) -> Tensor:  # fmt: skip
+    from recipes.components.gpu.attention import tensor_type
+    from recipes.components.gpu.chosen_attention_kernels import attend_blocks, merge_blocks
+
+    count, device, early = len(queries), queries.device, chained(queries)
+    wide = max(16, power_above(heads.size))
+    blocks = -(-(indexer.budget * indexer.ratio + indexer.ratio - 1 + since) // _TOKENS_AT_ONCE)
+    parts = torch.empty(count, heads.queries, blocks, heads.size, dtype=torch.float32, device=device)
+    sums = torch.empty(count, heads.queries, blocks, 2, dtype=torch.float32, device=device)
     out = torch.empty(count, heads.queries * heads.size, dtype=queries.dtype, device=device)
-    merged = min(4, power_above(heads.group))
-    kernel[(count * heads.keys, splits)](
-        queries, projected, pages, placed.positions, placed.tables, chosen.groups, chosen.numbers, parts, sums, arrived,
-        out, placed.tables.shape[1], heads.size**-0.5, placed.width, heads.group, heads.keys, heads.size, block,
-        PAGE_TOKENS, indexer.ratio, indexer.budget, tile, _TOKENS_AT_ONCE, splits, 2,
-        max(1, _MERGE_ELEMENTS // (merged * block)), merged, tensor_type(pages),
+    attend_blocks[(count * heads.keys, blocks)](
+        queries, pages, placed.positions, placed.tables, chosen.groups, chosen.numbers, chosen.anchors, parts, sums,
+        placed.tables.shape[1], heads.size**-0.5, placed.width, heads.group, heads.keys, heads.size, wide, PAGE_TOKENS,
+        indexer.ratio, indexer.budget, max(16, power_above(heads.group)), _TOKENS_AT_ONCE, blocks, shift,
+        tensor_type(pages), early, num_warps=4, **_launch(early),
+    )  # fmt: skip
+    merge_blocks[(count, heads.queries)](
+        parts, sums, projected, placed.positions, chosen.numbers, chosen.anchors, out, projected.stride(0),
+        heads.queries, heads.size, wide, indexer.ratio, _TOKENS_AT_ONCE, blocks, power_above(blocks), early,
+        num_warps=4, **_launch(early),
     )  # fmt: skip
     return out
 
 
 def _attend_chosen(
-    queries: Tensor, projected: Tensor, pages: Tensor, placed: Placed, chosen: Chosen, indexer: Indexer, heads: Heads
-) -> Tensor:
+    queries: Tensor, projected: Tensor, pages: Tensor, placed: Placed, chosen: Chosen, indexer: Indexer, heads: Heads,
+    shift: int,
+) -> Tensor:  # fmt: skip
     found = torch.zeros(len(queries), heads.queries * heads.size)
-    gates = projected.float().view(len(queries), heads.queries, 2, heads.size)[:, :, 1].flatten(1)
+    gates = projected.float().reshape(len(queries), heads.queries, 2, heads.size)[:, :, 1].flatten(1)
     for row, position in enumerate(placed.positions.tolist()):
         if position < 0:
             continue
         groups = chosen.groups[row, : int(chosen.numbers[row])].long()
-        tail = torch.arange((position + 1) // indexer.ratio * indexer.ratio, position + 1)
+        tail = torch.arange((int(chosen.anchors[row]) + 1) // indexer.ratio * indexer.ratio, position + 1)
         seen = torch.cat([(groups[:, None] * indexer.ratio + torch.arange(indexer.ratio)).flatten(), tail])
-        place = token_rows(placed.tables[row // placed.width].long(), 0, position + 1)[seen]
+        place = token_rows(placed.tables[row // placed.width].long(), shift, position + 1)[seen]
         state = pages[place // PAGE_TOKENS, :, :, place % PAGE_TOKENS].float().permute(1, 2, 0, 3)
         mask = torch.ones(1, len(seen), dtype=torch.bool)
         found[row] = attend_selected(queries[row : row + 1].float(), state[0], state[1], mask)[0]

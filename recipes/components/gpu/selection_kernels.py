@@ -1,7 +1,7 @@
-"""Triton kernels of sparse attention with an indexer: heads, groups and rings, scores, choice, attention to the chosen.
+"""Triton kernels of sparse attention with an indexer: heads, groups and rings, and scores.
 
 Lengths follow from positions on the device. A group counts once its last position is there; what lies in storage beyond
-that is never read. Equal scores go to the lower group.
+that is never read.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from recipes.components.gpu.attention_kernels import add_page, leave_part, merge
+from shared.frames import Fault
+
+MISSING = tl.constexpr(int(Fault.MISSING_HISTORY))
 
 
 @triton.jit
@@ -85,16 +88,17 @@ def compress(
     slots: tl.tensor, first: tl.tensor, counts: tl.tensor, tables: tl.tensor, missing: tl.tensor,
     LANE_PAGES: tl.tensor, epsilon: tl.constexpr, W: tl.constexpr, CAPACITY: tl.constexpr, RATIO: tl.constexpr,
     EACH: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
+    SHIFT: tl.constexpr,
 ) -> None:  # fmt: skip
     """One lane and one group that it completes a program: the mean of its raw keys, normed and turned, to `groups`.
 
     Keys before the lane's first row come from `ring` [rows, CAPACITY, D], if their tags are their positions; else the
-    lane is counted in `missing` and the group holds NaN.
+    slot is marked in `missing` and the group holds NaN.
     """
     lane = tl.program_id(0)
     slot, start, count = tl.load(slots + lane), tl.load(first + lane), tl.load(counts + lane)
     group = start // RATIO + tl.program_id(1)
-    live = (slot >= 0) & ((group + 1) * RATIO <= start + count) & (group // EACH < LANE_PAGES)
+    live = (slot >= 0) & ((group + 1) * RATIO <= start + count) & ((group + SHIFT) // EACH < LANE_PAGES)
     if live:
         pair, rest = tl.arange(0, BR), ROTARY + tl.arange(0, BD)
         a, b, c = tl.zeros([BR], tl.float32), tl.zeros([BR], tl.float32), tl.zeros([BD], tl.float32)
@@ -121,11 +125,11 @@ def compress(
         c *= divisor * (1.0 + tl.load(weight + rest, mask=in_rest, other=0).to(tl.float32))
         turn = turns + group.to(tl.int64) * RATIO * ROTARY + 2 * pair
         cosine, sine = tl.load(turn, mask=in_pair, other=1), tl.load(turn + 1, mask=in_pair, other=0)
-        page = tl.load(tables + lane * LANE_PAGES + group // EACH).to(tl.int64)
-        target = groups + (page * EACH + group % EACH) * D
+        page = tl.load(tables + lane * LANE_PAGES + (group + SHIFT) // EACH).to(tl.int64)
+        target = groups + (page * EACH + (group + SHIFT) % EACH) * D
         _put(target, a * cosine - b * sine, b * cosine + a * sine, c, live, D, ROTARY, BR, BD)
         if lost > 0:
-            tl.atomic_add(missing + lane, lost)
+            tl.atomic_or(missing + slot, MISSING)
 
 
 @triton.jit
@@ -150,10 +154,19 @@ def write_ring(
 @triton.jit
 def keep_ring(
     ring: tl.tensor, tags: tl.tensor, slots: tl.tensor, first: tl.tensor, kept: tl.tensor, targets: tl.tensor,
-    CAPACITY: tl.constexpr, D: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+    ROWS: tl.tensor, CAPACITY: tl.constexpr, D: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Row `target` becomes row `slot` as a prefix of first + kept tokens left it: tags beyond are forgotten."""
+    """Row `target` becomes row `slot` as a prefix of first + kept tokens left it: tags beyond are forgotten.
+
+    One lane and layer a program; layers are ROWS rows apart.
+    """
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     lane = tl.program_id(0)
+    ring += tl.program_id(1).to(tl.int64) * ROWS * (CAPACITY * D)
+    tags += tl.program_id(1).to(tl.int64) * ROWS * CAPACITY
     slot, target = tl.load(slots + lane), tl.load(targets + lane)
     live = (slot >= 0) & (target >= 0)
     consumed = tl.load(first + lane) + tl.load(kept + lane)
@@ -170,127 +183,25 @@ def keep_ring(
 @triton.jit
 def score(
     queries: tl.tensor, groups: tl.tensor, positions: tl.tensor, tables: tl.tensor, scores: tl.tensor,
-    LANE_PAGES: tl.tensor, G: tl.tensor, scale: tl.constexpr, W: tl.constexpr, HEADS: tl.constexpr, BH: tl.constexpr,
+    LANE_PAGES: tl.tensor, G: tl.tensor, scale: tl.constexpr, W: tl.tensor, HEADS: tl.constexpr, BH: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, RATIO: tl.constexpr, EACH: tl.constexpr, BUDGET: tl.constexpr,
-    BG: tl.constexpr, TYPE: tl.constexpr,
+    BG: tl.constexpr, TYPE: tl.constexpr, SHIFT: tl.constexpr, CHAINED: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row and `BG` groups a program: `scores` [R, G]. Rows that see no more than the budget need none."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     visible = (tl.load(positions + row) + 1) // RATIO
     start = tl.program_id(1) * BG
     if (visible > BUDGET) & (start < visible):
         group, head, at = start + tl.arange(0, BG), tl.arange(0, BH), tl.arange(0, BD)
         seen = group < visible
-        page = tl.load(tables + row // W * LANE_PAGES + group // EACH, mask=seen, other=0).to(tl.int64)
-        place = (page * EACH + group % EACH)[:, None] * D + at[None, :]
+        stored = group + SHIFT
+        page = tl.load(tables + row // W * LANE_PAGES + stored // EACH, mask=seen, other=0).to(tl.int64)
+        place = (page * EACH + stored % EACH)[:, None] * D + at[None, :]
         keys = tl.load(groups + place, mask=seen[:, None] & (at < D)[None, :], other=0).to(TYPE)
         line = (row.to(tl.int64) * HEADS + head)[:, None] * D + at[None, :]
         query = tl.load(queries + line, mask=(head < HEADS)[:, None] & (at < D)[None, :], other=0).to(TYPE)
         products = tl.maximum(tl.dot(query, tl.trans(keys), input_precision="ieee"), 0.0)
         tl.store(scores + row.to(tl.int64) * G + group, tl.sum(products, 0) * scale, mask=seen)
-
-
-@triton.jit
-def choose(
-    scores: tl.tensor, positions: tl.tensor, chosen: tl.tensor, numbers: tl.tensor, G: tl.tensor,
-    RATIO: tl.constexpr, BUDGET: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """One row a program: `chosen` int32 [R, BUDGET], ascending, and how many. Scores are not negative.
-
-    The bits of such floats are in the order of their values: the smallest chosen score is found byte by byte, by
-    counting; of those that equal it the first ones are taken.
-    """
-    row = tl.program_id(0)
-    visible = (tl.load(positions + row) + 1) // RATIO
-    line = scores + row.to(tl.int64) * G
-    out = chosen + row.to(tl.int64) * BUDGET
-    at = tl.arange(0, BLOCK)
-    if visible <= BUDGET:
-        for start in tl.range(0, visible, BLOCK):
-            tl.store(out + start + at, start + at, mask=start + at < visible)
-        tl.store(numbers + row, visible)
-    else:
-        limit = tl.zeros([], tl.int32)
-        need = tl.full([], BUDGET, tl.int32)
-        digit = tl.arange(0, 256)
-        for step in tl.static_range(4):
-            counts = tl.zeros([256], tl.int32)
-            for start in tl.range(0, visible, BLOCK):
-                here = start + at < visible
-                bits = tl.load(line + start + at, mask=here, other=0).to(tl.int32, bitcast=True)
-                if step > 0:
-                    here = here & ((bits >> (32 - 8 * step)) == limit)
-                counts += tl.histogram((bits >> (24 - 8 * step)) & 255, 256, mask=here)
-            above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
-            best = tl.max(tl.where(above + counts >= need, digit, 0), 0)
-            need -= tl.sum(tl.where(digit == best, above, 0), 0)
-            limit = limit * 256 + best
-        taken = tl.zeros([], tl.int32)
-        equal = tl.zeros([], tl.int32)
-        for start in tl.range(0, visible, BLOCK):
-            here = start + at < visible
-            bits = tl.load(line + start + at, mask=here, other=0).to(tl.int32, bitcast=True)
-            ties = (here & (bits == limit)).to(tl.int32)
-            rank = equal + tl.cumsum(ties, 0)
-            take = (here & ((bits > limit) | ((bits == limit) & (rank <= need)))).to(tl.int32)
-            place = taken + tl.cumsum(take, 0) - 1
-            tl.store(out + place, start + at, mask=take > 0)
-            taken += tl.sum(take, 0)
-            equal += tl.sum(ties, 0)
-        tl.store(numbers + row, taken)
-
-
-@triton.jit
-def attend_chosen(
-    queries: tl.tensor, projected: tl.tensor, pages: tl.tensor, positions: tl.tensor, tables: tl.tensor,
-    chosen: tl.tensor, numbers: tl.tensor, parts: tl.tensor, sums: tl.tensor, arrived: tl.tensor, out: tl.tensor,
-    LANE_PAGES: tl.tensor, scale: tl.constexpr, W: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, RATIO: tl.constexpr, BUDGET: tl.constexpr,
-    QR: tl.constexpr, BT: tl.constexpr, SPLITS: tl.constexpr, SPLIT_BLOCKS: tl.constexpr, AT_ONCE: tl.constexpr,
-    MERGED: tl.constexpr, TYPE: tl.constexpr,
-) -> None:  # fmt: skip
-    """One row, key head and split of its chosen positions a program; the program that arrives last merges.
-
-    `out` [R, heads * D] = attention * sigmoid(gate); a head's gate lies behind its query in `projected`
-    [R, heads * 2 * D].
-    """
-    row, key = tl.program_id(0) // KEY_HEADS, tl.program_id(0) % KEY_HEADS
-    split, base = tl.program_id(1), tl.program_id(0)
-    position = tl.load(positions + row)
-    number = tl.load(numbers + row)
-    tail = (position + 1) // RATIO * RATIO
-    length = tl.where(position >= 0, number * RATIO + position + 1 - tail, 0)
-    used = tl.maximum(tl.cdiv(length, BT * SPLIT_BLOCKS), 1)
-    item, at = tl.arange(0, QR), tl.arange(0, BD)
-    if split < used:
-        head = row.to(tl.int64) * (KEY_HEADS * GROUP) + key * GROUP + item
-        inside = (item < GROUP)[:, None] & (at < D)[None, :]
-        query = tl.load(queries + head[:, None] * D + at[None, :], mask=inside, other=0).to(TYPE)
-        top = tl.full([QR], -float("inf"), tl.float32)
-        total = tl.zeros([QR], tl.float32)
-        found = tl.zeros([QR, BD], tl.float32)
-        stop = tl.minimum((split + 1) * SPLIT_BLOCKS, tl.cdiv(length, BT))
-        for block in tl.range(split * SPLIT_BLOCKS, stop):
-            token = block * BT + tl.arange(0, BT)
-            in_group = token < number * RATIO
-            group = tl.load(chosen + row.to(tl.int64) * BUDGET + token // RATIO, mask=in_group, other=0)
-            seen = tl.where(in_group, group * RATIO + token % RATIO, tail + token - number * RATIO)
-            here = token < length
-            page = tl.load(tables + row // W * LANE_PAGES + seen // PAGE, mask=here, other=0).to(tl.int64)
-            place = ((page * 2 * KEY_HEADS + key) * PAGE + seen % PAGE)[:, None] * D + at[None, :]
-            known = here[:, None] & (at < D)[None, :]
-            keys = tl.load(pages + place, mask=known, other=0).to(TYPE)
-            values = tl.load(pages + place + KEY_HEADS * PAGE * D, mask=known, other=0).to(TYPE)
-            limit = tl.zeros([QR], tl.int32) + length - 1
-            top, total, found = add_page(query, keys, values, token, limit, top, total, found, scale, TYPE)
-        before = leave_part(parts, sums, arrived, base, split, top, total, found, SPLITS, QR, D, BD)
-        if before == used - 1:
-            for start in range(0, GROUP, MERGED):
-                some = start + tl.arange(0, MERGED)
-                merged = merge(parts, sums, base, used, some, SPLITS, QR, D, BD, AT_ONCE)
-                real = (some < GROUP)[:, None] & (at < D)[None, :]
-                which = row.to(tl.int64) * (KEY_HEADS * GROUP) + key * GROUP + some
-                gate = tl.load(projected + (which[:, None] * 2 + 1) * D + at[None, :], mask=real, other=0)
-                merged *= tl.sigmoid(gate.to(tl.float32))
-                tl.store(out + which[:, None] * D + at[None, :], merged.to(out.dtype.element_ty), mask=real)
-            tl.store(arrived + base, 0)
