@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from recipes.components.embedding_rows import RowSource
+from recipes.components.gpu.tables import DeviceTable
 from recipes.components.model import Drafter, Model, StateBytes
 from shared.manifest import Manifest, Storage
 
@@ -57,9 +58,9 @@ class PreparationConfig:
 class LoadConfig:
     """How a worker runs a core: row-invariant arithmetic on demand; how many slots, pages and snapshots it holds.
 
-    `device` decides what a bill counts; today's workers run on the CPU. `storage` is where the operator wants embedding
+    `device` decides what a bill counts. `storage` is where the operator wants embedding
     tables, None as the core says; `row_cache` the bytes of a row server's cache; `tables` their rows, by name: a table
-    that is not among them is loaded into the device's own memory.
+    that is not among them is loaded into the device's own memory. `device_tables` are the same for a GPU.
     """
 
     deterministic: bool
@@ -70,6 +71,7 @@ class LoadConfig:
     storage: Storage | None = None
     row_cache: int = 0
     tables: Mapping[str, RowSource] = field(default_factory=dict)
+    device_tables: Mapping[str, DeviceTable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

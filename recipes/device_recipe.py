@@ -36,11 +36,26 @@ class DeviceRecipe(Protocol):
         ...
 
 
+@runtime_checkable
+class RowInvariant(Protocol):
+    """A recipe that keeps `LoadConfig.deterministic` on a device: a row's bits are its own, whatever is beside it."""
+
+    @property
+    def row_invariant_on_devices(self) -> bool:
+        """True."""
+        ...
+
+
 def most_rows(manifest: Manifest) -> int:
     """The rows of the largest forward that a core's graphs ask for."""
     return max(
         max(graph.batch_capacity * max(graph.verify_tokens, 1), graph.token_capacity) for graph in manifest.graphs
     )
+
+
+def sampled_rows(manifest: Manifest) -> int:
+    """The most rows that one graph of a core draws tokens from: lanes times width."""
+    return max(graph.batch_capacity * max(graph.verify_tokens, 1) for graph in manifest.graphs)
 
 
 def most_lanes(manifest: Manifest) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
 from recipes.components.gpu.attention import device_pages
-from recipes.components.gpu.recurrence import DeltaShape, Records, advance, recover
-from recipes.components.gpu.selection import IndexState, keep_ring
+from recipes.components.gpu.recurrence import VERIFIED_ROWS, DeltaShape, Records, advance, recover
+from recipes.components.gpu.selection import IndexState, keep_rings
 from recipes.components.indexed_attention import NOTHING, Indexer, ring_capacity
 from recipes.components.paged_attention import Heads
 from recipes.components.short_convolution import history_length
@@ -25,10 +25,14 @@ from shared.manifest import MAXIMUM_DRAFTS, PAGE_TOKENS
 
 @dataclass(slots=True)
 class DeviceCandidates:
-    """The rows of the round that runs: inputs and records of each delta layer, inputs of the n-gram layer."""
+    """The rows of the round that runs: inputs and records of its delta layers, inputs of the n-gram layer."""
 
+    projected: Tensor | None = None
+    """[layers, R, LINE] of a verified round, with the records of all layers."""
+    records: Records | None = None
     inputs: dict[int, Tensor] = field(default_factory=dict)
-    records: dict[int, Records] = field(default_factory=dict)
+    """[R, C] of each layer of a prompt chunk, which is kept as a whole or not at all, with each layer's records."""
+    whole: dict[int, Records] = field(default_factory=dict)
     ngrams: Tensor | None = None
 
 
@@ -36,7 +40,7 @@ class DevicePools:
     """Committed state. `rows` are slots and snapshots together; int64 tensors name rows, -1 nobody."""
 
     def __init__(
-        self, a: Architecture, indexer: Indexer, rows: int, pages: int, lanes: int, device: torch.device,
+        self, a: Architecture, indexer: Indexer, rows: int, pages: int, device: torch.device,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.shape = DeltaShape(
@@ -47,40 +51,64 @@ class DevicePools:
         self._boundary = a.eos_token_id
 
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(rows + 1, *shape, dtype=dtype, device=device)
+            return torch.zeros(*shape, dtype=dtype, device=device)
 
         delta = [layer for layer in range(a.num_hidden_layers) if not a.is_sparse(layer)]
         sparse = [layer for layer in range(a.num_hidden_layers) if a.is_sparse(layer)]
         matrix = (a.linear_num_value_heads, a.linear_key_head_dim, a.linear_value_head_dim)
-        self.matrices = {layer: zeros(*matrix, dtype=torch.float32) for layer in delta}
+        self.numbers = {layer: number for own in (delta, sparse) for number, layer in enumerate(own)}
+        """Where a layer's rows are among those of all layers of its kind, which commit moves at once."""
+        self.matrices = zeros(len(delta), rows + 1, *matrix, dtype=torch.float32)
         history = history_length(a.linear_conv_kernel_dim)
-        self.convolutions = {layer: zeros(history, a.convolution_width) for layer in delta}
-        self.ngrams = zeros(history_length(a.ple_conv_kernel_size, NGRAM_DILATION), a.streams_width)
-        self.tokens = zeros(a.ngram_size - 1, 1, dtype=torch.int64).fill_(self._boundary)
+        self.convolutions = zeros(len(delta), rows + 1, history, a.convolution_width)
+        self.ngrams = zeros(rows + 1, history_length(a.ple_conv_kernel_size, NGRAM_DILATION), a.streams_width)
+        self.tokens = zeros(rows + 1, a.ngram_size - 1, 1, dtype=torch.int64).fill_(self._boundary)
         self.pages = {layer: device_pages(pages, self.heads, dtype, device) for layer in sparse}
         capacity = ring_capacity(indexer.ratio, MAXIMUM_DRAFTS)
+        self.rings = zeros(len(sparse), rows + 1, capacity, indexer.size)
+        self.tags = zeros(len(sparse), rows + 1, capacity, dtype=torch.int64).fill_(NOTHING)
+        self.faults = zeros(rows + 1, dtype=torch.int32)
+        """Of every row: bits of `Fault` that computing a slot's rows has set."""
         self.index = {
             layer: IndexState(
-                ring=zeros(capacity, indexer.size),
-                tags=zeros(capacity, dtype=torch.int64).fill_(NOTHING),
-                groups=torch.zeros(
-                    (pages + 1) * PAGE_TOKENS // indexer.ratio, indexer.size, dtype=dtype, device=device
-                ),
-                missing=torch.zeros(lanes, dtype=torch.int32, device=device),
+                ring=self.rings[number],
+                tags=self.tags[number],
+                groups=zeros((pages + 1) * PAGE_TOKENS // indexer.ratio, indexer.size),
+                missing=self.faults,
             )
-            for layer in sparse
+            for number, layer in enumerate(sparse)
         }
+
+    def candidates(self, rows: DeviceRows, dtype: torch.dtype) -> DeviceCandidates:
+        """Room for what a round's rows leave."""
+        if rows.width > VERIFIED_ROWS:
+            return DeviceCandidates()
+        layers, count, s = len(self.matrices), len(rows.tokens), self.shape
+        line = 2 * (s.key_heads * s.key + s.value_heads * (s.value + 1))
+        states = self.matrices
+        return DeviceCandidates(
+            projected=self.convolutions.new_empty(layers, count, line, dtype=dtype),
+            records=Records(
+                keys=states.new_empty(layers, count, s.key_heads, s.key),
+                values=states.new_empty(layers, count, s.value_heads, s.value),
+                decays=states.new_empty(layers, count, s.value_heads),
+                final=states.new_empty(0),
+            ),
+        )
 
     def store(self, rows: DeviceRows, found: DeviceCandidates, kept: Tensor, targets: Tensor) -> None:
         """Row `targets`[b] becomes the state after the first `kept`[b] rows of lane b behind its slot's row."""
-        for layer, records in found.records.items():
-            recover(self.matrices[layer], records, rows, kept, targets, self.shape)
-            advance(self.convolutions[layer], found.inputs[layer], rows, kept, targets)
+        if found.projected is not None and found.records is not None:
+            recover(self.matrices, found.records, rows, kept, targets, self.shape)
+            advance(self.convolutions, found.projected, rows, kept, targets)
+        for layer, records in found.whole.items():
+            number = self.numbers[layer]
+            recover(self.matrices[number], records, rows, kept, targets, self.shape)
+            advance(self.convolutions[number], found.inputs[layer], rows, kept, targets)
         if found.ngrams is not None:
             advance(self.ngrams, found.ngrams, rows, kept, targets)
         advance(self.tokens, rows.tokens[:, None], rows, kept, targets)
-        for state in self.index.values():
-            keep_ring(state, rows, kept, targets)
+        keep_rings(self.rings, self.tags, rows, kept, targets)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Row `target` int64 [1] becomes row `source`; nothing if either is -1."""
@@ -96,9 +124,10 @@ class DevicePools:
         for pool in self._all():
             pool.index_fill_(0, goal, 0)
         self.tokens.index_fill_(0, goal, self._boundary)
-        for state in self.index.values():
-            state.tags.index_fill_(0, goal, NOTHING)
+        self.faults.index_fill_(0, goal, 0)
+        self.tags.index_fill_(1, goal, NOTHING)
 
     def _all(self) -> list[Tensor]:
-        rings = [part for state in self.index.values() for part in (state.ring, state.tags)]
-        return [*self.matrices.values(), *self.convolutions.values(), self.ngrams, self.tokens, *rings]
+        """Views whose first dimension is rows."""
+        layered = (self.matrices, self.convolutions, self.rings, self.tags)
+        return [*(pool.transpose(0, 1) for pool in layered), self.ngrams, self.tokens]

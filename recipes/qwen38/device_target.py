@@ -7,25 +7,27 @@ longer ones are prompt chunks and kept as a whole. Reference: target.py.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.experts import mixture, route
-from recipes.components.gpu.ngrams import gather_rows, ngram_ids
-from recipes.components.gpu.recurrence import DeltaGates, convolve, delta, finish
-from recipes.components.gpu.rows import Placed, gate_rows, open_rows
-from recipes.components.gpu.selection import attend_chosen, compress, half_turns, select, store_state, turn_heads
-from recipes.components.gpu.streams import feed, mix
-from recipes.components.hyperconnection import centred_rms_norm
+from recipes.components.gpu.head_rows import SparseState
+from recipes.components.gpu.matrices import inject, multiply
+from recipes.components.gpu.ngrams import gate_values, gather_rows, ngram_ids
+from recipes.components.gpu.recurrence import convolve, delta, finish
+from recipes.components.gpu.rows import Placed, open_rows
+from recipes.components.gpu.streams import Injection, mix
+from recipes.components.gpu.tables import AskedLines
+from recipes.components.gpu.verified_delta import DeltaState, Split, verified_delta
 from recipes.qwen38.architecture import Architecture
-from recipes.qwen38.blocks import AttentionBlock, DeltaBlock, NgramBlock, indexer_of
+from recipes.qwen38.blocks import indexer_of
+from recipes.qwen38.device_blocks import SparseAttention, experts_of, through
 from recipes.qwen38.device_state import DeviceCandidates, DevicePools
-from recipes.qwen38.device_weights import DeviceExperts, DeviceWeights
+from recipes.qwen38.device_weights import DeviceDelta, DeviceLayer, DeviceNgrams, DeviceWeights
 from recipes.qwen38.embedding_table import row_size
 from recipes.qwen38.state import NGRAM_DILATION
-
-_TINY = 1e-6
 
 
 class DeviceTarget:
@@ -33,20 +35,18 @@ class DeviceTarget:
 
     def __init__(
         self, architecture: Architecture, weights: DeviceWeights, slots: int, snapshots: int, pages: int,
-        positions: int, lanes: int, most_rows: int,
+        positions: int,
     ) -> None:  # fmt: skip
-        """`pages` that tables may name, `positions` of the longest request; `lanes` and `most_rows` of one forward."""
+        """`pages` that tables may name, `positions` of the longest request."""
         self._a = architecture
         self._weights = weights
         self._slots = slots
-        self._indexer = indexer_of(architecture)
+        indexer = indexer_of(architecture)
         table = weights.embedding
         self._dtype = table.dtype
-        self.pools = DevicePools(
-            architecture, self._indexer, slots + snapshots, pages, lanes, table.device, table.dtype
-        )
-        self._turns = half_turns(self._indexer, positions).to(table.device)
-        self._arrived = torch.zeros(most_rows * self.pools.heads.keys, dtype=torch.int32, device=table.device)
+        self.pools = DevicePools(architecture, indexer, slots + snapshots, pages, table.device, table.dtype)
+        self.sparse = SparseAttention(indexer, self.pools.heads, positions, table.device)
+        """What a drafter's layer of the same sizes uses too."""
         self._candidates = DeviceCandidates()
 
     @property
@@ -59,23 +59,23 @@ class DeviceTarget:
         """Elements of a sampling vector: all streams."""
         return self._a.streams_width
 
+    @property
+    def faults(self) -> Tensor:
+        """What went wrong for each slot's rows; a drafter over the same slots shares it."""
+        return self.pools.faults
+
     @torch.inference_mode()
     def forward(self, rows: DeviceRows) -> Tensor:
         """Streams before the last mixer, float32 [B * W, S * H]; nothing of it is committed."""
-        self._candidates = DeviceCandidates()
-        opened, placed = open_rows(rows, self._weights.embedding)
-        streams = opened.repeat(1, self._a.hc_count)
+        self._candidates = self.pools.candidates(rows, self._dtype)
+        streams, placed = open_rows(rows, self._weights.embedding, self._a.hc_count)
+        weights = self._weights
+        asked = weights.table.ask(ngram_ids(self.pools.tokens.flatten(1), weights.hash, rows), rows)
         for index, layer in enumerate(self._weights.layers):
             if layer.ngrams is not None:
-                streams += self._ngrams(layer.ngrams, streams, rows)
-            mixed, normed = mix(layer.attention_mixer, streams, self._dtype)
-            if isinstance(layer.attention, DeltaBlock):
-                output = self._delta(index, layer.attention, mixed, rows)
-            else:
-                output = self._attention(index, layer.attention, mixed, rows, placed)
-            feed(layer.attention_mixer, streams, normed, output)
-            mixed, normed = mix(layer.experts_mixer, streams, self._dtype)
-            feed(layer.experts_mixer, streams, normed, _experts(layer.experts, mixed))
+                self._ngrams(layer.ngrams, streams, rows, asked)
+            through(layer.attention_mixer, streams, self._dtype, partial(self._attention, index, layer, rows, placed))
+            through(layer.experts_mixer, streams, self._dtype, partial(experts_of, layer.experts))
         return streams
 
     @torch.inference_mode()
@@ -86,49 +86,38 @@ class DeviceTarget:
             return mixed.float() @ self._weights.head.float().T
         return torch.mm(mixed, self._weights.head.T, out_dtype=torch.float32)
 
-    def _ngrams(self, block: NgramBlock, streams: Tensor, rows: DeviceRows) -> Tensor:
-        """What the n-gram layer adds to the streams [R, S * H]."""
-        a, w = self._a, self._weights
-        ids = ngram_ids(self.pools.tokens.flatten(1), w.hash, rows)
-        embedded = gather_rows(w.table, w.table_scale, ids, row_size(a), self._dtype)
-        keys = self._normed((embedded @ block.key.T).float(), block.key_norm)
-        scores = (keys * self._normed(streams, block.query_norm)).sum(-1) * a.hidden_size**-0.5
-        gates = torch.sigmoid(scores.sign() * scores.abs().clamp(min=_TINY).sqrt())
-        values = gates[..., None] * (embedded @ block.value.T).float()[:, None]
-        inputs = self._normed(values.flatten(1), block.convolution_norm).flatten(1).to(self._dtype)
+    def _ngrams(self, block: DeviceNgrams, streams: Tensor, rows: DeviceRows, asked: AskedLines) -> None:
+        """Adds the n-gram layer to the streams [R, S * H]."""
+        lines = asked.take(self.faults)
+        embedded = gather_rows(lines.rows, self._weights.table_scale, lines.places, row_size(self._a), self._dtype)
+        inputs = gate_values(block.norms, multiply(embedded, block.inputs), streams)
         self._candidates.ngrams = inputs
-        return values.flatten(1) + convolve(self.pools.ngrams, inputs, block.convolution, rows, NGRAM_DILATION).float()
+        convolve(self.pools.ngrams, inputs, block.convolution, rows, NGRAM_DILATION, into=streams)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[R, S, H] of `x` [R, S * H], each stream normed."""
-        shape = (self._a.hc_count, self._a.hidden_size)
-        return centred_rms_norm(x.view(-1, *shape), weight.view(shape), self._a.rms_norm_eps)
+    def _attention(
+        self, index: int, layer: DeviceLayer, rows: DeviceRows, placed: Placed, x: Tensor, into: Injection
+    ) -> None:
+        if isinstance(layer.attention, DeviceDelta):
+            self._delta(index, layer.attention, x, into, rows)
+        else:
+            state = SparseState(self.pools.pages[index], self.pools.index[index])
+            self.sparse.attend(layer.attention, state, x, into, rows, placed)
 
-    def _delta(self, index: int, block: DeltaBlock, x: Tensor, rows: DeviceRows) -> Tensor:
-        inputs = x @ block.qkv.T
-        mixed = convolve(self.pools.convolutions[index], inputs, block.convolution, rows)
-        outputs, records = delta(
-            self.pools.matrices[index], mixed, x @ block.decay.T, x @ block.beta.T,
-            DeltaGates(block.decay_log, block.decay_bias), rows, self.pools.shape,
-        )  # fmt: skip
-        self._candidates.inputs[index], self._candidates.records[index] = inputs, records
-        return finish(outputs, x @ block.gate.T, block.norm, self._a.rms_norm_eps) @ block.output.T
-
-    def _attention(self, index: int, block: AttentionBlock, x: Tensor, rows: DeviceRows, placed: Placed) -> Tensor:
-        heads, indexer, turns = self.pools.heads, self._indexer, self._turns
-        projected, indexed = x @ block.query.T, x @ block.index.T
-        queries = turn_heads(
-            projected, block.query_norm, turns, placed, indexer, heads.queries, heads.size, 2 * heads.size
-        )
-        pages, state = self.pools.pages[index], self.pools.index[index]
-        store_state(x @ block.key.T, x @ block.value.T, block.key_norm, turns, placed, indexer, heads, pages)
-        index_queries = turn_heads(
-            indexed, block.index_query_norm, turns, placed, indexer, indexer.heads, indexer.size, indexer.size
-        )
-        raw = indexed[:, indexer.heads * indexer.size :].contiguous()
-        compress(raw, block.index_key_norm, turns, state, rows, indexer)
-        chosen = select(index_queries, state, placed, indexer)
-        return attend_chosen(queries, projected, pages, placed, chosen, indexer, heads, self._arrived) @ block.output.T
+    def _delta(self, index: int, block: DeviceDelta, x: Tensor, into: Injection, rows: DeviceRows) -> None:
+        pools, found = self.pools, self._candidates
+        number = pools.numbers[index]
+        state = DeltaState(pools.matrices[number], pools.convolutions[number])
+        if found.projected is not None and found.records is not None:
+            projected = multiply(x, block.inputs, out=found.projected[number])
+            gated = verified_delta(block.net, state, projected, rows, pools.shape, found.records.layer(number))
+        else:
+            split, net = Split.of(multiply(x, block.inputs), pools.shape), block.net
+            inputs, rates, strengths = (part.contiguous() for part in (split.inputs, split.rates, split.strengths))
+            mixed = convolve(state.history, inputs, net.convolution, rows)
+            outputs, records = delta(state.matrices, mixed, rates, strengths, net.gates, rows, pools.shape)
+            found.inputs[index], found.whole[index] = inputs, records
+            gated = finish(outputs, split.gates.contiguous(), net.norm, net.epsilon)
+        inject(gated, block.output, into)
 
     @torch.inference_mode()
     def commit(self, rows: DeviceRows, kept: Tensor) -> None:
@@ -157,10 +146,3 @@ class DeviceTarget:
 
     def _snapshot(self, row: Tensor) -> Tensor:
         return torch.where(row >= 0, row + self._slots, -1)
-
-
-def _experts(experts: DeviceExperts, x: Tensor) -> Tensor:
-    """The experts' output [R, H] for block input `x` [R, H]."""
-    weights, chosen = route(x.float() @ experts.router.T, experts.routed.top)
-    shared = gate_rows(x @ experts.shared_gate_up.T) @ experts.shared_down.T
-    return mixture(x, experts.routed, weights, chosen, shared, (x @ experts.shared_gate.T).flatten())

@@ -1,64 +1,102 @@
 """Weights of the target on a device: experts as the checkpoint packs them, everything else in the device's own type.
 
-Runs in the worker. MXFP8 projections are widened, exactly in bfloat16; norms and gates of the recurrence stay float32.
+Runs in the worker. Projections stay MXFP8 where the core has them so; norms and gates of the recurrence are float32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from recipes.components import csf, nvfp4
+from recipes.components.gpu.expert_block import ExpertBlock
 from recipes.components.gpu.experts import PackedExperts
-from recipes.components.gpu.ngrams import DeviceHash
-from recipes.components.hyperconnection import Mixer
+from recipes.components.gpu.head_rows import HeadNorms
+from recipes.components.gpu.matrices import Matrix, before, behind, joined
+from recipes.components.gpu.mxfp8_linear import Mxfp8Weight
+from recipes.components.gpu.ngrams import DeviceHash, GateNorms
+from recipes.components.gpu.recurrence import DeltaGates
+from recipes.components.gpu.streams import DeviceMixer
+from recipes.components.gpu.tables import DeviceTable, HeldTable
+from recipes.components.gpu.verified_delta import DeltaNet
 from recipes.components.table_file import tensor_name
 from recipes.components.tensor_store import TensorStore
 from recipes.qwen38.architecture import Architecture
-from recipes.qwen38.blocks import AttentionBlock, DeltaBlock, NgramBlock
 from recipes.qwen38.embedding_table import NAME
-from recipes.qwen38.inventory import EXCEPTIONS, FIXED, TARGET
+from recipes.qwen38.inventory import EXCEPTIONS, FIXED, MTP, TARGET
 from recipes.qwen38.weights import WeightReader, table_name
-
-_Block = TypeVar("_Block", AttentionBlock, DeltaBlock, NgramBlock, Mixer)
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceExperts:
-    """A layer's experts. `router` float32 [E, H]: routing decides between near scores. The rest is narrower."""
+class DeviceDelta:
+    """A gated delta net. `inputs` [LINE, H] are queries, keys and values, then gates, decays, betas."""
 
-    router: Tensor
-    routed: PackedExperts
-    shared_gate_up: Tensor
-    shared_down: Tensor
-    shared_gate: Tensor
+    inputs: Matrix
+    output: Matrix
+    net: DeltaNet
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttention:
+    """Sparse attention. `inputs` [LINE, H] are the parts that `HeadShape` names."""
+
+    inputs: Matrix
+    output: Matrix
+    norms: HeadNorms
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNgrams:
+    """The n-gram layer. `inputs` [S * H + H, E]: keys of the streams, then a value; `convolution` [S * H, taps]."""
+
+    inputs: Matrix
+    norms: GateNorms
+    convolution: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLayer:
     """One decoder layer, as `blocks.Layer`."""
 
-    ngrams: NgramBlock | None
-    attention_mixer: Mixer
-    attention: DeltaBlock | AttentionBlock
-    experts_mixer: Mixer
-    experts: DeviceExperts
+    ngrams: DeviceNgrams | None
+    attention_mixer: DeviceMixer
+    attention: DeviceDelta | DeviceAttention
+    experts_mixer: DeviceMixer
+    experts: ExpertBlock
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """The target. `table` uint8 [rows, row bytes] holds the n-gram embeddings, `table_scale` float32 [1] is theirs."""
+    """The target. `table` has the n-gram embeddings, `table_scale` float32 [1] is theirs."""
 
     embedding: Tensor
     layers: tuple[DeviceLayer, ...]
-    mixer: Mixer
+    mixer: DeviceMixer
     head: Tensor
     hash: DeviceHash
-    table: Tensor
+    table: DeviceTable
     table_scale: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDrafterWeights:
+    """The drafter's layer; `embedding` and `head` are the target's tensors.
+
+    `projection` [H, 2 * H] takes a normed stream and the normed embedding side by side.
+    """
+
+    embedding: Tensor
+    head: Tensor
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    projection: Tensor
+    attention_mixer: DeviceMixer
+    attention: DeviceAttention
+    experts_mixer: DeviceMixer
+    experts: ExpertBlock
+    mixer: DeviceMixer
 
 
 class DeviceReader:
@@ -73,15 +111,14 @@ class DeviceReader:
         self._device = device
         self._dtype = dtype
 
-    def target(self) -> DeviceWeights:
-        """All weights of the target. Raises `CheckpointError`."""
+    def target(self, table: DeviceTable | None = None) -> DeviceWeights:
+        """All weights of the target; without `table` its rows lie on the device too. Raises `CheckpointError`."""
         reader, name = self._reader, table_name(self._a)
         hashed = reader.hash(name.removesuffix(".ngram_embedding"))
-        rows = self._rows(name)
         return DeviceWeights(
             embedding=self._matrix(reader.plain(f"{TARGET}embed_tokens.weight")),
             layers=tuple(self._layer(layer) for layer in range(self._a.num_hidden_layers)),
-            mixer=self._moved(reader.mixer(f"{TARGET}hyper_connection_mixer", injects=False)),
+            mixer=self._mixer(f"{TARGET}hyper_connection_mixer", injects=False),
             head=self._matrix(reader.plain("lm_head.weight")),
             hash=DeviceHash(
                 multipliers=self._put(hashed.multipliers),
@@ -89,8 +126,25 @@ class DeviceReader:
                 offsets=self._put(hashed.offsets),
                 boundary=hashed.boundary,
             ),
-            table=self._put(rows),
+            table=table or HeldTable(self._put(self._rows(name))),
             table_scale=self._put(reader.plain(f"{name}.weight_scale_2").view(1)),
+        )
+
+    def drafter(self, target: DeviceWeights) -> DeviceDrafterWeights:
+        """The drafter's weights beside the target's. Raises `CheckpointError`."""
+        reader, name = self._reader, f"{MTP}layers.0"
+        hidden, embedding = reader.projection(f"{MTP}fc_hidden"), reader.projection(f"{MTP}fc_embedding")
+        return DeviceDrafterWeights(
+            embedding=target.embedding,
+            head=target.head,
+            embedding_norm=self._put(reader.plain(f"{MTP}pre_fc_norm_embedding.weight")),
+            hidden_norm=self._put(reader.plain(f"{MTP}pre_fc_norm_hidden.weight")),
+            projection=self._matrix(torch.cat([hidden, embedding], dim=1)),
+            attention_mixer=self._mixer(f"{name}.attn_hyper_connection"),
+            attention=self._attention(f"{name}.self_attn"),
+            experts_mixer=self._mixer(f"{name}.mlp_hyper_connection"),
+            experts=self._experts(f"{name}.mlp", target=False),
+            mixer=self._mixer(f"{MTP}hyper_connection_mixer", injects=False),
         )
 
     def _rows(self, name: str) -> Tensor:
@@ -99,26 +153,27 @@ class DeviceReader:
         return torch.cat([self._reader.shard(name, part) for part in range(self._a.split_ngram_parts)])
 
     def _layer(self, layer: int) -> DeviceLayer:
-        name, reader = f"{TARGET}layers.{layer}", self._reader
-        attention: DeltaBlock | AttentionBlock
+        name = f"{TARGET}layers.{layer}"
+        attention: DeviceDelta | DeviceAttention
         if self._a.is_sparse(layer):
-            attention = self._moved(reader.attention(f"{name}.self_attn"))
+            attention = self._attention(f"{name}.self_attn")
         else:
-            attention = self._moved(reader.delta(f"{name}.linear_attn"))
+            attention = self._delta(f"{name}.linear_attn")
         return DeviceLayer(
-            ngrams=self._moved(reader.ngrams(f"{name}.ple")) if self._a.has_ple(layer) else None,
-            attention_mixer=self._moved(reader.mixer(f"{name}.attn_hyper_connection")),
+            ngrams=self._ngrams(f"{name}.ple") if self._a.has_ple(layer) else None,
+            attention_mixer=self._mixer(f"{name}.attn_hyper_connection"),
             attention=attention,
-            experts_mixer=self._moved(reader.mixer(f"{name}.mlp_hyper_connection")),
-            experts=self._experts(f"{name}.mlp"),
+            experts_mixer=self._mixer(f"{name}.mlp_hyper_connection"),
+            experts=self._experts(f"{name}.mlp", target=True),
         )
 
-    def _experts(self, name: str) -> DeviceExperts:
+    def _experts(self, name: str, *, target: bool) -> ExpertBlock:
         reader = self._reader
-        shared = {part: reader.projection(f"{name}.shared_expert.{part}_proj") for part in ("gate", "up", "down")}
-        gate, up, down = (self._packed(name, part) for part in ("gate", "up", "down"))
-        return DeviceExperts(
-            router=self._put(reader.plain(f"{name}.gate.weight")),
+        shared = {part: self._projection(f"{name}.shared_expert.{part}_proj") for part in ("gate", "up", "down")}
+        gate, up, down = (self._packed(name, part, target) for part in ("gate", "up", "down"))
+        routers = [reader.plain(f"{name}.{part}.weight") for part in ("gate", "shared_expert_gate")]
+        return ExpertBlock(
+            router=self._matrix(torch.cat(routers)),
             routed=PackedExperts(
                 gate_up=self._put(torch.cat([gate[0], up[0]], dim=1)),
                 gate_up_scales=self._put(torch.cat([gate[1], up[1]], dim=1)),
@@ -128,31 +183,68 @@ class DeviceReader:
                 down_singles=self._put(down[2]),
                 top=self._a.num_experts_per_tok,
             ),
-            shared_gate_up=self._matrix(torch.cat([shared["gate"], shared["up"]])),
-            shared_down=self._matrix(shared["down"]),
-            shared_gate=self._matrix(reader.plain(f"{name}.shared_expert_gate.weight")),
+            shared_gate_up=joined([shared["gate"], shared["up"]]),
+            shared_down=shared["down"],
         )
 
-    def _packed(self, name: str, part: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Bytes, block scales as bytes, and global scales of all experts' `part` matrices, CSF decoded."""
+    def _packed(self, name: str, part: str, target: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Bytes, block scales as bytes, and global scales of all experts' `part` matrices; the target's are CSF."""
         packed, scales, singles = [], [], []
         for number in range(self._a.num_experts):
             expert = f"{name}.experts.{number}.{part}_proj"
             packed.append(self._tensors.tensor(f"{expert}.weight"))
-            rows, columns = packed[-1].shape[0], packed[-1].shape[1] * 2 // nvfp4.BLOCK
-            fixed, exceptions = (self._tensors.tensor(f"{expert}{kind}") for kind in (FIXED, EXCEPTIONS))
-            scales.append(csf.decode(fixed, exceptions, rows, columns).view(torch.uint8))
+            if target:
+                rows, columns = packed[-1].shape[0], packed[-1].shape[1] * 2 // nvfp4.BLOCK
+                fixed, exceptions = (self._tensors.tensor(f"{expert}{kind}") for kind in (FIXED, EXCEPTIONS))
+                scales.append(csf.decode(fixed, exceptions, rows, columns).view(torch.uint8))
+            else:
+                scales.append(self._tensors.tensor(f"{expert}.weight_scale").view(torch.uint8))
             singles.append(self._reader.plain(f"{expert}.weight_scale_2").view(()))
         return torch.stack(packed), torch.stack(scales), torch.stack(singles)
 
-    def _moved(self, block: _Block) -> _Block:
-        """The block on the device: matrices in its type, vectors in float32."""
-        moved: dict[str, Any] = {
-            field.name: self._matrix(value) if value.dim() > 1 else self._put(value)
-            for field in fields(block)
-            if isinstance(value := getattr(block, field.name), Tensor)
-        }
-        return replace(block, **moved)
+    def _mixer(self, name: str, *, injects: bool = True) -> DeviceMixer:
+        return DeviceMixer.of(self._reader.mixer(name, injects=injects), self._dtype).to(self._device)
+
+    def _attention(self, name: str) -> DeviceAttention:
+        index = self._projection(f"{name}.indexer.index_qk_proj")
+        heads = self._a.indexer_n_heads * self._a.indexer_head_dim
+        key, value = (self._projection(f"{name}.{part}_proj") for part in ("k", "v"))
+        parts = [self._projection(f"{name}.q_proj"), before(index, heads), key, value, behind(index, heads)]
+        norms = ("q_norm", "k_norm", "indexer.q_layernorm", "indexer.k_layernorm")
+        return DeviceAttention(
+            inputs=joined(parts),
+            output=self._projection(f"{name}.o_proj"),
+            norms=HeadNorms(*(self._put(self._reader.plain(f"{name}.{norm}.weight")) for norm in norms)),
+        )
+
+    def _delta(self, name: str) -> DeviceDelta:
+        plain = {part: self._put(self._reader.plain(f"{name}.{part}")) for part in ("A_log", "dt_bias", "norm.weight")}
+        return DeviceDelta(
+            inputs=joined([self._projection(f"{name}.in_proj_{part}") for part in ("qkv", "z", "a", "b")]),
+            output=self._projection(f"{name}.out_proj"),
+            net=DeltaNet(
+                convolution=self._put(self._reader.plain(f"{name}.conv1d.weight").squeeze(1)),
+                gates=DeltaGates(plain["A_log"], plain["dt_bias"]),
+                norm=plain["norm.weight"],
+                epsilon=self._a.rms_norm_eps,
+            ),
+        )
+
+    def _projection(self, name: str) -> Matrix:
+        """A matrix on the device as the core stores it: MXFP8, or in the device's type."""
+        weight = self._tensors.tensor(f"{name}.weight")
+        if weight.dtype != torch.float8_e4m3fn:
+            return self._matrix(weight)
+        return Mxfp8Weight(self._put(weight), self._put(self._tensors.tensor(f"{name}.weight_scale")))
+
+    def _ngrams(self, name: str) -> DeviceNgrams:
+        block = self._reader.ngrams(name)
+        key, query, value = (self._put(norm) for norm in (block.key_norm, block.query_norm, block.convolution_norm))
+        return DeviceNgrams(
+            inputs=self._matrix(torch.cat([block.key, block.value])),
+            norms=GateNorms(key, query, value, self._a.hc_count, self._a.rms_norm_eps),
+            convolution=self._put(block.convolution),
+        )
 
     def _matrix(self, value: Tensor) -> Tensor:
         return value.to(self._device, self._dtype)

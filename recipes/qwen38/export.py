@@ -17,6 +17,7 @@ from recipes.components.nvfp4_activations import ActivationPolicy
 from recipes.components.table_file import write_rows
 from recipes.components.tensor_store import copy_tensors, nbytes
 from recipes.declaration import PreparationConfig, Progress
+from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.checkpoint import Checkpoint
 from recipes.qwen38.embedding_table import table_entry
 from recipes.qwen38.memory import row_bytes
@@ -87,7 +88,14 @@ def _table_parts(checkpoint: Checkpoint, advanced: Callable[[int], None]) -> Ite
 
 
 def _manifest(checkpoint: Checkpoint, text: TextSide, config: PreparationConfig, recipe: Qwen38) -> Manifest:
-    a, speculation = checkpoint.architecture, recipe.speculation
+    return prepared_manifest(checkpoint.architecture, checkpoint.folder.resolve().name, text, config, recipe)
+
+
+def prepared_manifest(
+    a: Architecture, model_name: str, text: TextSide, config: PreparationConfig, recipe: Qwen38
+) -> Manifest:
+    """The manifest of a core of this geometry. Raises `ManifestError`."""
+    speculation = recipe.speculation
     if config.context_length > a.max_position_embeddings:
         raise ManifestError(f"context length {config.context_length} is beyond the model's {a.max_position_embeddings}")
     graphs = catalog(config, speculation)
@@ -95,7 +103,7 @@ def _manifest(checkpoint: Checkpoint, text: TextSide, config: PreparationConfig,
     prepared = Manifest(
         abi=ABI,
         recipe=recipe.name,
-        model_name=checkpoint.folder.resolve().name,
+        model_name=model_name,
         geometry=geometry_of(config, a.vocab_size, a.streams_width),
         graphs=graphs,
         verification_widths=speculative_widths(config, speculation),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from recipes.components import nvfp4
 from recipes.components.indexed_attention import ring_capacity
 from recipes.components.safetensors_headers import BITS
 from recipes.components.short_convolution import history_length
 from recipes.qwen38.architecture import Architecture
-from recipes.qwen38.inventory import ANY, Spec, mtp_tensors, target_tensors
+from recipes.qwen38.inventory import ANY, FIXED, Spec, mtp_tensors, target_tensors
 from recipes.qwen38.state import NGRAM_DILATION
 from shared.manifest import MAXIMUM_DRAFTS, PAGE_TOKENS, BillItem
 
@@ -38,12 +39,16 @@ REFERENCE, PACKED = Format(_FLOAT, packed=False), Format(2, packed=True)
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much a core holds: pages, request slots, snapshot rows, and rows of its largest prompt chunk."""
+    """How much a core holds: pages, request slots, snapshot rows, and rows of its largest prompt chunk.
+
+    `positions` of the longest request, for a device's table of rotations; the CPU has none.
+    """
 
     pages: int
     slots: int
     snapshots: int
     chunk: int
+    positions: int = 0
 
 
 def _is_table(name: str) -> bool:
@@ -63,6 +68,30 @@ def weight_bytes(specs: dict[str, Spec], form: Format) -> int:
         elif spec.dtypes[0] not in _MATRIX_DTYPES and "scale" not in name:
             total += count * _FLOAT
     return total
+
+
+def widened_bytes(specs: dict[str, Spec]) -> int:
+    """What a device's weights take beyond their stored bytes.
+
+    Vectors and convolutions are float32 there, scales of experts are decoded, and scales of activations left out.
+    """
+    total = 0
+    for name, spec in specs.items():
+        count = prod(0 if size == ANY else size for size in spec.shape)
+        if name.endswith(FIXED):
+            total += prod(specs[f"{name.removesuffix(FIXED)}.weight"].shape) * 2 // nvfp4.BLOCK - count
+        elif name.endswith(".input_scale"):
+            total -= count * _FLOAT
+        elif spec.dtypes[0] == "BF16" and len(spec.shape) != 2:
+            total += count * (_FLOAT - BITS["BF16"] // 8)
+    return total
+
+
+@lru_cache(maxsize=8)
+def device_extra(a: Architecture, drafter: bool) -> int:
+    """`widened_bytes` of the target, embedding tables aside, and of a drafter."""
+    own = {name: spec for name, spec in target_tensors(a).items() if not _is_table(name)}
+    return widened_bytes(own) + (widened_bytes(mtp_tensors(a)) if drafter else 0)
 
 
 @lru_cache(maxsize=8)
@@ -136,6 +165,13 @@ def items(a: Architecture, drafter: bool, counts: Counts, form: Format) -> tuple
         BillItem("draft tails", slots * residual_bytes(a, 1, form)),
         BillItem("draft laws", slots * MAXIMUM_DRAFTS * a.vocab_size * _FLOAT),
     )
+    # What goes nowhere goes to a row and a page of nobody; half of a head's turning part is cosines, half sines.
+    nobody = row_bytes(a, drafter, form) + PAGE_TOKENS * token_bytes(a, sparse_layers(a) + drafter, form)
+    device = (
+        BillItem("weights, widened", device_extra(a, drafter)),
+        BillItem("a row and a page of nobody", nobody),
+        BillItem("rotations", counts.positions * a.rotary_size * _FLOAT),
+    )
     return (
         BillItem("weights, target", target),
         BillItem("pages, target layers", cached * token_bytes(a, sparse_layers(a), form)),
@@ -143,6 +179,7 @@ def items(a: Architecture, drafter: bool, counts: Counts, form: Format) -> tuple
         BillItem("histories and rings", slots * history_bytes(a, drafter, form)),
         *(BillItem(f"{item.name} of a round", rows * item.nbytes) for item in record_bytes(a, form)),
         *(draft if drafter else ()),
+        *(device if form.packed else ()),
         BillItem("snapshots", counts.snapshots * row_bytes(a, drafter, form)),
         BillItem("residual streams", residual_bytes(a, counts.chunk + rows, form)),
         BillItem("logits", rows * a.vocab_size * _FLOAT),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +18,12 @@ from recipes.declaration import Device, LoadConfig, Loaded, PreparationConfig, P
 from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.memory import PACKED, REFERENCE, Counts, Format, items, sizes
 from shared.errors import CheckpointError, ManifestError
-from shared.manifest import Manifest, largest_chunk
+from shared.manifest import PAGE_TOKENS, Manifest, largest_chunk
+
+if TYPE_CHECKING:
+    import torch
+
+    from recipes.device_recipe import DeviceLoaded
 
 TARGET_FILE, DRAFTER_FILE = "target.safetensors", "mtp.safetensors"
 FORMATS: dict[Device, Format] = {"cpu": REFERENCE, "cuda": PACKED}
@@ -86,7 +92,8 @@ class Qwen38:
     def bill(self, manifest: Manifest, config: LoadConfig) -> tuple[StateBytes, ...]:
         """What `load` will hold with these pages, slots and snapshots."""
         settings = settings_of(manifest)
-        counts = Counts(config.pages, config.slots, config.snapshots, largest_chunk(manifest))
+        positions = manifest.geometry.pages_per_request * PAGE_TOKENS
+        counts = Counts(config.pages, config.slots, config.snapshots, largest_chunk(manifest), positions)
         found = items(settings.architecture, settings.drafter, counts, FORMATS[config.device])
         return tuple(StateBytes(item.name, item.nbytes) for item in found)
 
@@ -120,6 +127,14 @@ class Qwen38:
         rows = config.slots + config.snapshots
         layer = MtpLayer(settings.architecture, read_drafter(reader, weights), config.pages, rows, config.deterministic)
         return Loaded(target, MtpDrafter(layer, config.slots, rows, settings.architecture.streams_width))
+
+    def load_device(self, core: Path, manifest: Manifest, config: LoadConfig, device: torch.device) -> DeviceLoaded:
+        """Reads the weights onto a GPU, experts as stored. Raises `CheckpointError` and `ManifestError`."""
+        import torch
+
+        from recipes.qwen38.device_core import load_core
+
+        return load_core(core, manifest, config, device, torch.bfloat16)
 
 
 RECIPES = (Qwen38(),)

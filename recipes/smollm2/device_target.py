@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.attention import arrivals, attend_rows, device_pages
-from recipes.components.gpu.linear import Weight, add_linear, gate_up, linear, project_heads
+from recipes.components.gpu.attention import arrivals, attend_rows, device_pages, one_shape
+from recipes.components.gpu.linear import ONE_SHAPE, Tiles, Weight, add_linear, gate_up, linear, project_heads
 from recipes.components.gpu.rows import Placed, gate_rows, norm_rows, open_rows, turn_and_store
 from recipes.components.rotary import rotations
 from recipes.smollm2.architecture import Architecture
@@ -26,9 +26,18 @@ class DeviceTarget:
     """The `DeviceModel` of this recipe. Not thread-safe: one forward at a time, on one stream."""
 
     def __init__(
-        self, architecture: Architecture, weights: DeviceWeights, pages: int, lanes: int, most_rows: int
+        self,
+        architecture: Architecture,
+        weights: DeviceWeights,
+        pages: int,
+        lanes: int,
+        most_rows: int,
+        invariant: bool = False,
     ) -> None:
-        """`pages` that tables may name; at most `lanes` lanes and `most_rows` rows in one forward."""
+        """`pages` that tables may name; at most `lanes` lanes and `most_rows` rows in one forward.
+
+        `invariant`: every row takes kernels of one shape, so that its bits do not depend on the rows beside it.
+        """
         self._architecture = architecture
         self._weights = weights
         self._heads = architecture.heads
@@ -37,6 +46,7 @@ class DeviceTarget:
         self._pages = [device_pages(pages, self._heads, self._dtype, table.device) for _ in weights.layers]
         turns = rotations(architecture.context_length, architecture.head_size, architecture.rope_theta)
         self._turns = torch.view_as_real(turns).reshape(len(turns), -1).contiguous().to(table.device)
+        self._invariant, self._tiles = invariant, ONE_SHAPE if invariant else Tiles()
         self._arrived = arrivals(lanes, most_rows, self._heads, table.device)
 
     @property
@@ -53,17 +63,19 @@ class DeviceTarget:
     def forward(self, rows: DeviceRows) -> Tensor:
         """Sampling vectors float32 [B * W, hidden_size], after the final norm; writes valid rows' keys and values."""
         stream, placed = open_rows(rows, self._weights.embedding)
-        if len(rows.tokens) > FEW_ROWS:
+        if len(rows.tokens) > FEW_ROWS and not self._invariant:
             return self._forward_many(stream, placed)
-        epsilon = self._architecture.norm_epsilon
+        epsilon, tiles = self._architecture.norm_epsilon, self._tiles
         for layer, pages in zip(self._weights.layers, self._pages, strict=True):
             queries = project_heads(
-                stream, layer.attention_norm, epsilon, layer.input, self._turns, placed, self._heads, pages
-            )
-            found = attend_rows(queries, pages, placed, self._heads, self._arrived)
-            add_linear(found, layer.output, stream)
-            inner = gate_up(stream, layer.mlp_norm, epsilon, layer.gate_up, self._dtype)
-            add_linear(inner, layer.down, stream)
+                stream, layer.attention_norm, epsilon, layer.input, self._turns, placed, self._heads, pages,
+                tiles.heads,
+            )  # fmt: skip
+            split = one_shape(placed) if self._invariant else None
+            found = attend_rows(queries, pages, placed, self._heads, self._arrived, split)
+            add_linear(found, layer.output, stream, tiles.add)
+            inner = gate_up(stream, layer.mlp_norm, epsilon, layer.gate_up, self._dtype, tiles.gate_up)
+            add_linear(inner, layer.down, stream, tiles.add)
         return norm_rows(stream, self._weights.norm, epsilon)
 
     def _forward_many(self, stream: Tensor, placed: Placed) -> Tensor:
@@ -91,8 +103,8 @@ class DeviceTarget:
     def logits(self, vectors: Tensor) -> Tensor:
         """Raw logits float32 [n, vocab_size] of sampling vectors [n, hidden_size]."""
         head = self._weights.head
-        if len(vectors) <= FEW_ROWS or not vectors.is_cuda:
-            return linear(vectors, head, self._dtype)
+        if len(vectors) <= FEW_ROWS or self._invariant or not vectors.is_cuda:
+            return linear(vectors, head, self._dtype, self._tiles.head)
         rows = vectors.to(self._dtype)
         found = torch.mm(rows, head.values.to(self._dtype).T, out_dtype=torch.float32)
         return found if head.scale is None else found.mul_(head.scale)

@@ -9,7 +9,7 @@ import msgspec
 from recipes.components.capacity import catalog, geometry_of, speculative_widths
 from recipes.components.core_folder import TextSide, refuse_existing, write_core
 from recipes.declaration import PreparationConfig, Progress, Speculation
-from recipes.smollm2.architecture import Settings, WeightFormat
+from recipes.smollm2.architecture import Architecture, Settings, WeightFormat
 from recipes.smollm2.checkpoint import Checkpoint, open_checkpoint
 from recipes.smollm2.memory import bill_of
 from recipes.smollm2.weights import FILE, write_weights
@@ -49,7 +49,19 @@ def _manifest(
     speculation: Speculation,
     form: WeightFormat,
 ) -> Manifest:
-    architecture = checkpoint.architecture
+    return prepared_manifest(checkpoint.architecture, checkpoint.model_name, text, config, recipe, speculation, form)
+
+
+def prepared_manifest(
+    architecture: Architecture,
+    model_name: str,
+    text: TextSide,
+    config: PreparationConfig,
+    recipe: str,
+    speculation: Speculation,
+    form: WeightFormat,
+) -> Manifest:
+    """The manifest of a core of this geometry. Raises `ManifestError`."""
     if config.context_length > architecture.context_length:
         raise ManifestError(
             f"context length {config.context_length} is beyond the model's {architecture.context_length}"
@@ -60,7 +72,7 @@ def _manifest(
         Manifest(
             abi=ABI,
             recipe=recipe,
-            model_name=checkpoint.model_name,
+            model_name=model_name,
             geometry=geometry,
             graphs=catalog(config, speculation),
             verification_widths=speculative_widths(config, speculation),

@@ -15,11 +15,11 @@ import structlog
 from recipes.components.int8_linear import integer_products_are_exact
 from recipes.components.model import StateBytes
 from recipes.declaration import LoadConfig, Loaded, PreparationConfig, Progress, Speculation
-from recipes.device_recipe import DeviceLoaded, most_lanes, most_rows
+from recipes.device_recipe import DeviceLoaded, most_lanes, most_rows, sampled_rows
 from recipes.smollm2.architecture import Settings, WeightFormat
-from recipes.smollm2.memory import items
+from recipes.smollm2.memory import device_items, items
 from shared.errors import CheckpointError, ManifestError
-from shared.manifest import Manifest
+from shared.manifest import Manifest, largest_chunk
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,12 @@ class SmolLM2:
 
     def bill(self, manifest: Manifest, config: LoadConfig) -> tuple[StateBytes, ...]:
         """What `load` will hold with these pages and slots."""
-        found = items(settings_of(manifest), config.pages, config.slots)
+        settings = settings_of(manifest)
+        if config.device == "cuda":
+            shape = sampled_rows(manifest), largest_chunk(manifest)
+            found = device_items(settings, config.pages, most_lanes(manifest), *shape)
+        else:
+            found = items(settings, config.pages, config.slots)
         return tuple(StateBytes(item.name, item.nbytes) for item in found)
 
     def load(self, core: Path, manifest: Manifest, config: LoadConfig) -> Loaded:
@@ -84,8 +89,13 @@ class SmolLM2:
         settings = settings_of(manifest)
         shape = settings.architecture
         weights = read_device_weights(core, shape, settings.weights, device, torch.bfloat16)
-        model = DeviceTarget(shape, weights, config.pages, most_lanes(manifest), most_rows(manifest))
-        return DeviceLoaded(model, None)
+        lanes, rows = most_lanes(manifest), most_rows(manifest)
+        return DeviceLoaded(DeviceTarget(shape, weights, config.pages, lanes, rows, config.deterministic), None)
+
+    @property
+    def row_invariant_on_devices(self) -> bool:
+        """`--deterministic` is kept on a GPU too."""
+        return True
 
 
 def settings_of(manifest: Manifest) -> Settings:

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 from recipes.cli import main
-from recipes.components.bill import SERVED, as_prepared, bill_of
+from recipes.components.bill import SERVED, TAKEN, as_prepared, bill_of
 from recipes.components.safetensors_headers import survey
 from recipes.components.table_file import locate
 from recipes.components.tensor_store import TensorStore
@@ -87,6 +87,8 @@ def test_the_bill_counts_a_table_where_it_takes_memory(manifest: Manifest, devic
     mailbox = mailbox_layout(table.mailbox_ids, table.row_bytes).nbytes
     assert lines.get("embedding tables") == (table.nbytes if storage == "gpu" else None)
     assert lines.get(SERVED) == ((5 << 20) + mailbox if (device, storage) == ("cpu", "disk") else None)
+    taken = table.mailbox_ids * (table.row_bytes + 8)
+    assert lines.get(TAKEN) == (taken if (device, storage) == ("cuda", "disk") else None)
 
 
 def test_an_export_over_something_and_a_tiny_one_into_something_are_refused(folder: Path) -> None:
