@@ -99,6 +99,12 @@ class ContractBreach(ProcessError):
     code: ClassVar[str] = "contract_breach"
 
 
+class HistoryMissing(ContractBreach):
+    """State of a prefix that a round needed was not held: a raw index key had been overwritten or never came."""
+
+    code: ClassVar[str] = "history_missing"
+
+
 class ManifestError(ProcessError):
     """A core's manifest is unreadable, of another ABI, or inconsistent."""
 

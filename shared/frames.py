@@ -115,6 +115,8 @@ class Fault(IntFlag):
     NOT_FINITE = 128
     WRONG_PREFIX = 256
     """A restore found another prefix than its plan counted on."""
+    MISSING_HISTORY = 512
+    """State of the prefix that a model needed was not held."""
 
 
 class Meta(IntEnum):
@@ -172,7 +174,8 @@ class PlanFrame:
     chunk_length: Array
     chunk_final: Array
     """1: the chunk ends the prompt and the first token is drawn; 0: more chunks follow. 2: it ends a replayed history
-    (preemption): the last chunk token precedes the pending one, and `chunk_pending` becomes pending unsampled."""
+    (preemption): the last chunk token precedes the pending one, and `chunk_pending` becomes pending unsampled. A chunk
+    that is scored never ends a prompt; there `chunk_pending` is the token behind it, which its last row scores."""
     chunk_pending: Array
     chunk_page_table: Array
     chunk_export_slot: Array
@@ -223,7 +226,10 @@ class InitFloat(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompletionFrame:
-    """Views of one completion frame: one int64 record a slot and what goes with its tokens. S = slots."""
+    """Views of one completion frame: one int64 record a slot and what goes with its tokens. S = slots.
+
+    A round that scores a chunk has no lanes; its rows' log probabilities lie one behind the other over all slots.
+    """
 
     head: Array
     records: Array

@@ -14,9 +14,11 @@ from enum import IntEnum
 
 from shared.errors import ContractBreach
 from shared.frames import Array, Layout, arranged
+from shared.metrics import ROW_WAIT_BOUNDS
 
 _LINE = 8
 """Words of a cache line."""
+WAITS = len(ROW_WAIT_BOUNDS) + 2
 
 
 class Answer(IntEnum):
@@ -26,8 +28,8 @@ class Answer(IntEnum):
     ROWS = 1
     POISON = 2
     """There will be no answer: the rounds that wait fail, and later ones have a new server."""
-    GONE = 3
-    """There will be no answer any more."""
+    GONE = 4
+    """There will be no answer any more. Without the bit of POISON, whose end a round awaits before it asks."""
 
 
 class Tally(IntEnum):
@@ -58,6 +60,8 @@ class Mailbox:
     progress: Array
     """Changes while the row server reads: it is busy, not dead."""
     tallies: Array
+    waits: Array
+    """How long rounds waited, where a device tells: counts by bucket of `ROW_WAIT_BOUNDS`, then the sum in ns."""
     ids: Array
     rows: Array
 
@@ -104,11 +108,10 @@ class Mailbox:
 
 def mailbox_layout(ids: int, row_bytes: int) -> Layout:
     """Layout of a mailbox for at most `ids` rows of `row_bytes` bytes each."""
-    words = (_LINE,)
-    named = (*(field.name for field in fields(Mailbox)),)[:-2]
-    return arranged(
-        (*((name, "<i8", words) for name in named), ("ids", "<i8", (ids,)), ("rows", "|u1", (ids, row_bytes)))
-    )
+    shapes = {"waits": (WAITS,), "ids": (ids,)}
+    named = [field.name for field in fields(Mailbox)][:-1]
+    words = ((name, "<i8", shapes.get(name, (_LINE,))) for name in named)
+    return arranged((*words, ("rows", "|u1", (ids, row_bytes))))
 
 
 def mailbox(layout: Layout, buffer: memoryview) -> Mailbox:

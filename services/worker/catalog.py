@@ -16,7 +16,7 @@ from services.worker.programs import Program, Programs
 from services.worker.snapshots import Snapshots
 from shared.errors import ContractBreach
 from shared.frames import FRAMES, Fault, Layout, Meta, PlanFrame, blank, completion_frame, plan_frame
-from shared.manifest import Manifest
+from shared.manifest import CHUNK_KINDS, Manifest
 
 
 class Catalog:
@@ -58,7 +58,7 @@ class Catalog:
         """Runs the model once at every row count that serving can ask for, then resets what that touched."""
         geometry = self._manifest.geometry
         widest = max((g.batch_capacity * max(g.verify_tokens, 1) for g in self._manifest.graphs), default=1)
-        chunks = {tokens for kind in ("prefill", "mixed") for _, tokens in self._manifest.capacities(kind)}
+        chunks = {tokens for kind in CHUNK_KINDS for _, tokens in self._manifest.capacities(kind)}
         pages = torch.arange(geometry.pages_per_request)
         counts = {min(count, geometry.context_length) for count in (*range(1, widest + 1), *chunks)}
         for count in sorted(counts):

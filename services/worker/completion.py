@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipes.components.request_state import NOBODY, RequestState
-from shared.frames import METADATA, TOP_LOGPROBS, CompletionFrame, Fault, Meta, Source, Status
+from shared.frames import METADATA, ROW_TOKENS, TOP_LOGPROBS, CompletionFrame, Fault, Meta, Source, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,14 @@ class Completion:
         record[METADATA : METADATA + len(emission.tokens)] = emission.tokens
 
     def write_logprobs(self, slot: int, row: int, logprob: float, ids: np.ndarray, values: np.ndarray) -> None:
-        """Raw log probability of emitted token `row` and its alternatives (ids int, values float), best first."""
-        frame, count = self._frame, min(len(ids), TOP_LOGPROBS)
-        frame.logprobs[slot, row] = logprob
-        frame.top_ids[slot, row, :count] = ids[:count]
-        frame.top_logprobs[slot, row, :count] = values[:count]
+        """Raw log probability of emitted token `row` and its alternatives (ids int, values float), best first.
+
+        Rows of a scored chunk go on from slot 0 over all slots.
+        """
+        frame, count, at = self._frame, min(len(ids), TOP_LOGPROBS), slot * ROW_TOKENS + row
+        frame.logprobs.reshape(-1)[at] = logprob
+        frame.top_ids.reshape(-1, TOP_LOGPROBS)[at, :count] = ids[:count]
+        frame.top_logprobs.reshape(-1, TOP_LOGPROBS)[at, :count] = values[:count]
 
     def fail(self, faults: Fault) -> None:
         """A round that did nothing: every slot's record carries the error bits."""

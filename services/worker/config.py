@@ -48,10 +48,6 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if self.device == "cuda" and not visible_gpus():
             raise ProcessError("--device cuda needs an NVIDIA GPU, and the driver shows none here")
-        if self.device == "cuda" and self.deterministic:
-            raise ProcessError("--deterministic is not promised on a GPU yet: serve with --device cpu")
-        if self.device == "cuda" and self.record is not None:
-            raise ProcessError("rounds are recorded on the CPU only: leave out --record")
         if self.concurrency is not None and self.concurrency < 1:
             raise ProcessError("concurrency must be at least one")
         if isinstance(self.headroom, int) and self.headroom < 0:

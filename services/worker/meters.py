@@ -1,6 +1,6 @@
 """What the worker counts: rounds by the shape of their graph, and how far ahead of the device they were queued.
 
-Plain additions on the polling thread, after the scheduler was told; the launch thread only takes three times a round.
+Plain additions on the thread that told the scheduler, after it did.
 """
 
 from __future__ import annotations

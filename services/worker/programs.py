@@ -21,7 +21,7 @@ from recipes.components.target_law import NotFinite, raw_logprobs
 from services.worker.completion import Completion, Emission
 from services.worker.prefixes import PrefixLaws
 from services.worker.snapshots import Snapshots
-from shared.errors import ContractBreach, RowsLost
+from shared.errors import ContractBreach, HistoryMissing, RowsLost
 from shared.frames import Fault, InitInt, PlanFrame, Source, Status
 from shared.manifest import ExecutionGraph
 
@@ -58,16 +58,19 @@ class Programs:
             "snapshot": self._snapshot,
             "restore": self._restore,
             "prefill": lambda plan, out: self._round(plan, out, 0, True, learns),
+            "scored_prefill": lambda plan, out: self._round(plan, out, 0, True, learns, scored=True),
             "mixed": lambda plan, out: self._round(plan, out, 1, True, learns),
             "decode": lambda plan, out: self._round(plan, out, 1, False, learns),
             "speculative": lambda plan, out: self._round(plan, out, width, False, learns),
         }
         return bodies[graph.kind]
 
-    def _round(self, plan: PlanFrame, out: Completion, width: int, chunked: bool, learns: bool) -> None:
+    def _round(
+        self, plan: PlanFrame, out: Completion, width: int, chunked: bool, learns: bool, scored: bool = False
+    ) -> None:
         """Lanes of at most `width` rows and, if `chunked`, one prompt chunk, in one forward pass."""
         jobs = self._jobs(plan, out, width, learns) if width else []
-        chunk = self._chunk(plan, out) if chunked else None
+        chunk = self._chunk(plan, out, scored) if chunked else None
         state, parts, lanes, start = self._state, [], [], 0
         for job in jobs:
             tokens = (int(state.pending[job.slot]), *job.drafts.tokens)
@@ -81,16 +84,19 @@ class Programs:
             return
         try:
             vectors = self._model.forward(rows_of(torch.cat(parts), tuple(lanes)))
-        except RowsLost:
+        except (RowsLost, HistoryMissing) as error:
+            fault = Fault.ROW_SERVER if isinstance(error, RowsLost) else Fault.MISSING_HISTORY
             for lane in lanes:
                 self._model.commit(lane, 0)
-                out.write(lane.slot, Emission(width=lane.count, faults=Fault.ROW_SERVER))
+                out.write(lane.slot, Emission(width=lane.count, faults=fault))
             return
         if jobs:
             logits = self._model.logits(vectors[:start])
             for job, lane, inputs in zip(jobs, lanes, parts, strict=False):
                 self._finish_lane(plan, out, job, lane, inputs, logits, vectors, learns)
         if chunk is not None:
+            if scored:
+                self._score(plan, out, int(plan.chunk_slot[0]), chunk, vectors[start:])
             self._finish_chunk(plan, out, lanes[-1], chunk, vectors[start:], learns)
 
     def _lane(self, slot: int, start: int, count: int, table: np.ndarray) -> Lane:
@@ -207,7 +213,15 @@ class Programs:
                 logprob, ids, values = raw_logprobs(logits[row], token, wanted)
                 out.write_logprobs(slot, row, logprob, ids.numpy(), values.numpy())
 
-    def _chunk(self, plan: PlanFrame, out: Completion) -> torch.Tensor | None:
+    def _score(self, plan: PlanFrame, out: Completion, slot: int, tokens: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Row i tells how likely the model finds token i + 1, the last one how likely what is behind the chunk."""
+        logits, wanted = self._model.logits(vectors), max(int(self._state.top_logprobs[slot]), 0)
+        followers = (*tokens[1:].tolist(), int(plan.chunk_pending[0]))
+        for row, token in enumerate(followers):
+            logprob, ids, values = raw_logprobs(logits[row], token, wanted)
+            out.write_logprobs(0, row, logprob, ids.numpy(), values.numpy())
+
+    def _chunk(self, plan: PlanFrame, out: Completion, scored: bool = False) -> torch.Tensor | None:
         """The prompt chunk int64 [n], if it continues exactly what its slot has consumed."""
         slot, start, length = self._named_slot(plan, out), int(plan.chunk_start[0]), int(plan.chunk_length[0])
         if slot is None:
@@ -218,6 +232,8 @@ class Programs:
             fault = Fault.UNEXPECTED_PLAN
         elif not 0 <= int(tokens.min()) <= int(tokens.max()) < self._state.vocab_size:
             fault = Fault.BAD_TOKEN
+        elif scored and (plan.chunk_final[0] == 1 or not 0 <= plan.chunk_pending[0] < self._state.vocab_size):
+            fault = Fault.UNEXPECTED_PLAN
         if fault:
             out.write(slot, Emission(faults=fault))
             return None

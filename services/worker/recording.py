@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 
 _LENGTH_BYTES = 8
+UNKNOWN = -1
+"""Emitted tokens of a round whose completion frame was written again before it was read."""
 
 
 class RecordedRound(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class RecordedRound(msgspec.Struct, frozen=True):
     begin_ns: int
     end_ns: int
     emitted: int
-    """Tokens of all its lanes."""
+    """Tokens of all its lanes, or `UNKNOWN`."""
 
 
 class Recording:

@@ -13,16 +13,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.catalog import Catalog
 from services.worker.recording import RecordedRound, Recording
+from shared.errors import ContractBreach
+
+if TYPE_CHECKING:
+    from services.worker.rounds_line import RoundsLine
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Replay graph `graph`. When it was queued is of the performance counter, in nanoseconds."""
+    """Replay graph `graph`. When it was queued is of the performance counter, in nanoseconds.
+
+    `requests` are in the round, if the scheduler names them for the log.
+    """
 
     graph: int
+    requests: tuple[str, ...] = ()
     queued_ns: int = field(default_factory=time.perf_counter_ns)
 
 
@@ -42,6 +51,7 @@ class Finished:
     device_ns: int
     idle_ns: int
     lead_ns: int
+    requests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +75,21 @@ Outcome = Finished | ResetDone | Crashed
 class LaunchThread(threading.Thread):
     """Owns the catalog from `prepare` on: captured graphs are replayed by the thread that captured them."""
 
+    speaks: ClassVar[bool] = False
+    """Whether rounds come and go through a line of its own, once it has one. Others go through the polling thread."""
+
     def __init__(self, prepare: Callable[[], Catalog], recording: Recording | None = None) -> None:
         super().__init__(name="launch", daemon=True)
         self._prepare = prepare
         self._recording = recording
-        self._commands: queue.SimpleQueue[Launch | Reset | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Launch | Reset | RoundsLine | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.ready = threading.Event()
         self._since: float | None = None
         self._context = contextvars.copy_context()  # its log lines name the service too
 
-    def submit(self, command: Launch | Reset | None) -> None:
+    def submit(self, command: Launch | Reset | RoundsLine | None) -> None:
         """Queues a command; None ends the thread after what is queued."""
         self._commands.put(command)
 
@@ -120,12 +133,14 @@ class LaunchThread(threading.Thread):
                 self._since = None
                 self._report(ResetDone(command.scheduler, catalog.counter))
                 continue
+            if not isinstance(command, Launch):
+                raise ContractBreach("this launch thread has no line of its own")
             begin = time.perf_counter_ns()
             sequence = catalog.replay(command.graph)
             end = time.perf_counter_ns()
             self._since = None
             lead = max(last - command.queued_ns, 0)
-            self._report(Finished(sequence, command.graph, end - begin, begin - last, lead))
+            self._report(Finished(sequence, command.graph, end - begin, begin - last, lead, command.requests))
             last = end
             if self._recording is not None:
                 self._recording.append(

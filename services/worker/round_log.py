@@ -1,11 +1,10 @@
-"""A debug line for every replayed round, from the polling thread, once the scheduler knows of the round.
+"""A debug line for every replayed round, once the scheduler knows of the round.
 
-The launch thread knows no requests and logs nothing. Values are put into words by the log's own thread.
+From the thread that told it. Values are put into words by the log's own thread.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,21 +20,15 @@ class RoundLog:
 
     def __init__(self, manifest: Manifest) -> None:
         self._graphs = manifest.graphs
-        self._submitted: deque[tuple[str, ...]] = deque()
         self._lines = DebugLines("round.replayed", self._told)
-
-    def submitted(self, requests: tuple[str, ...]) -> None:
-        """A round of these requests was handed to the launch thread."""
-        self._submitted.append(requests)
 
     def write(self, outcomes: Iterable[Outcome]) -> None:
         """Tells of the rounds among outcomes, times in milliseconds."""
         for outcome in outcomes:
             if isinstance(outcome, Finished):
-                self._lines.write((outcome, self._submitted.popleft()))
+                self._lines.write(outcome)
 
-    def _told(self, subject: tuple[Finished, tuple[str, ...]]) -> Iterator[dict[str, Any]]:
-        outcome, requests = subject
+    def _told(self, outcome: Finished) -> Iterator[dict[str, Any]]:
         graph = self._graphs[outcome.graph]
         yield {
             "sequence": outcome.sequence,
@@ -44,5 +37,5 @@ class RoundLog:
             "width": graph.token_capacity,
             "device_ms": round(outcome.device_ns * _MILLI, 3),
             "idle_ms": round(outcome.idle_ns * _MILLI, 3),
-            "requests": requests,
+            "requests": outcome.requests,
         }

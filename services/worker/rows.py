@@ -7,6 +7,7 @@ made with the frames, everything else when the core is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -20,11 +21,20 @@ from services.worker.rows_server import Order, ServedTable
 from services.worker.rows_watch import RowWatch
 from shared import regions
 from shared.errors import ProcessError
-from shared.frames import FRAMES
+from shared.frames import FRAMES, Layout
 from shared.histogram import Histogram
 from shared.mailbox import Mailbox, Tally, mailbox, mailbox_layout
 from shared.manifest import EmbeddingTable, Manifest, Storage, storages
 from shared.metrics import ROW_WAIT_BOUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One table's mailbox: the memory, what lies where in it, and its words as this process sees them."""
+
+    region: regions.PosixRegion
+    layout: Layout
+    words: Mailbox
 
 
 class Tables:
@@ -36,6 +46,7 @@ class Tables:
         self._storages = storages(manifest, config.embedding_table_storage)
         self._served: dict[str, MailboxRows] = {}
         self._regions: list[regions.PosixRegion] = []
+        self._layouts: list[Layout] = []
         self._mailboxes: list[Mailbox] = []
         self._watch: RowWatch | None = None
         self.bytes_by_storage: dict[Storage, int] = dict.fromkeys(("gpu", "ram", "disk"), 0)
@@ -53,31 +64,46 @@ class Tables:
         return 1 if self._served else FRAMES
 
     def open(self) -> Mapping[str, RowSource]:
-        """The rows of each table by its name; starts the row server if one is needed. Called once.
+        """The rows of each table by its name, for the CPU; starts the row server if one is needed. Called once.
 
         Raises `CheckpointError` for a file that is not what the manifest says, `ProcessError` without a row server.
         """
+        files = self.start()
+        return {name: self._served.get(name) or _source(self._storages[name], file) for name, file in files.items()}
+
+    def start(self) -> Mapping[str, TableFile]:
+        """The file of each table by its name; starts the row server if one is needed. Called once. Raises as `open`."""
         files = {table.name: locate(self._config.core, table) for table in self._tables}
         if self._served:
             self._start_server(files)
-        found: dict[str, RowSource] = {}
         for table in self._tables:
-            storage, file = self._storages[table.name], files[table.name]
-            found[table.name] = self._served.get(table.name) or _source(storage, file)
             structlog.get_logger().info(
                 "worker.embedding_table",
                 table=table.name,
-                storage=storage,
+                storage=self._storages[table.name],
                 rows=table.rows,
                 bytes=table.nbytes,
                 server=self.server if table.name in self._served else None,
             )
-        return found
+        return files
 
-    def close(self) -> None:
-        """Ends the row server and removes the mailboxes."""
+    def storage(self, name: str) -> Storage:
+        """Where table `name` lies."""
+        return self._storages[name]
+
+    def box(self, name: str) -> Box:
+        """The mailbox of table `name`, which lies on disk."""
+        chosen = list(self._served).index(name)
+        return Box(self._regions[chosen], self._layouts[chosen], self._mailboxes[chosen])
+
+    def stop(self) -> None:
+        """Ends the row server: rounds that wait for rows do not get them. Mailboxes stay. Safe to call twice."""
         if self._watch is not None:
             self._watch.close()
+
+    def close(self) -> None:
+        """Ends the row server and removes the mailboxes; nothing has them registered any more."""
+        self.stop()
         self._mailboxes.clear()
         for region in self._regions:
             region.close()
@@ -107,6 +133,11 @@ class Tables:
         total = Histogram(ROW_WAIT_BOUNDS)
         for source in self._served.values():
             total.add(source.waits)
+        for words in self._mailboxes:
+            found = Histogram(ROW_WAIT_BOUNDS)  # a device's own, which are zero on the CPU
+            *found.counts, nanoseconds = words.waits.tolist()
+            found.total = nanoseconds / 1e9
+            total.add(found)
         return total
 
     def _make_mailbox(self, table: EmbeddingTable, instance: int) -> None:
@@ -114,6 +145,7 @@ class Tables:
         region = regions.create(f"rows-{table.name}", layout.nbytes, instance)
         words = mailbox(layout, region.payload)
         self._regions.append(region)
+        self._layouts.append(layout)
         self._mailboxes.append(words)
         self._served[table.name] = MailboxRows(table.name, words)
 

@@ -1,7 +1,8 @@
 """The worker process: a polling thread that speaks to the scheduler, and the launch thread that owns the device.
 
 It announces itself once its graphs are captured, replays what it is told, and reports each finished round. It decides
-nothing. When its scheduler goes, queued rounds drain and the slots wait for the next `Attach`.
+nothing. When its scheduler goes, queued rounds drain and the slots wait for the next `Attach`. A launch thread that
+has a line of its own (`rounds_line.py`) takes rounds and reports them without the polling thread.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from services.worker.preparation import create_frames
 from services.worker.recording import Recording
 from services.worker.replay import Crashed, Finished, Launch, Outcome, Reset
 from services.worker.round_log import RoundLog
+from services.worker.rounds_line import RoundsLine
 from services.worker.rows import Tables
 from shared import logs, regions
 from shared.channel import Client, Refused, RunDirectory
@@ -40,6 +42,8 @@ from shared.metrics_listener import served
 from shared.pulse import PULSE, SWITCH_INTERVAL_S
 
 BEAT_MS = 200
+LAST_ROUNDS_S = 5.0
+"""How long queued rounds may take at the end, before the device is closed under them."""
 
 
 class Worker:
@@ -59,7 +63,8 @@ class Worker:
         self._rounds = RoundLog(self._manifest)
         self._scheduler = 0
         self._sequence = 0
-        self._connected = False
+        self._connected: list[bool] = []
+        """The polling thread's connection, and the launch thread's line if it has one."""
         self._signals = 0
         self._deadline = float("inf")
         self._code: int | None = None
@@ -95,9 +100,10 @@ class Worker:
             context.destroy(linger=200)
             if self._recording is not None:
                 self._recording.close()
-            self._tables.close()
+            self._tables.stop()
             if not self.stuck:
                 self._device.close()
+            self._tables.close()
             self._frames.close()
 
     def _load_and_serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> int:
@@ -108,11 +114,20 @@ class Worker:
         if not self._launch.is_alive():
             self._react(self._launch.outcomes(), None)
             return self._code or 1
-        client = Client(context, RunDirectory(self._config.run_dir).ensure().workers, TO_WORKER, self._shown.refused)
+        address, refused = RunDirectory(self._config.run_dir).ensure().workers, self._shown.refused
+        client, line = Client(context, address, TO_WORKER, refused), None
+        if self._launch.speaks:
+            line = RoundsLine(address, self._instance, refused, self._meters, self._note)
+            self._launch.submit(line)
         try:
-            self._serve(client)
+            self._serve(client, line)
         finally:
             client.close()
+            if line is not None and not self.stuck:
+                self._launch.submit(None)
+                self._launch.join(LAST_ROUNDS_S)
+                if not self._launch.is_alive():
+                    line.close()
         return self._code or 0
 
     def _unready(self) -> str:
@@ -130,42 +145,52 @@ class Worker:
         self._signals += 1
         self._deadline = time.monotonic() + self._config.drain_timeout
 
-    def _serve(self, client: Client[ToWorker]) -> None:
+    def _serve(self, client: Client[ToWorker], line: RoundsLine | None) -> None:
         poller = zmq.Poller()
         for source in (client.socket, client.monitor, self._launch.wake):
             poller.register(source, zmq.POLLIN)
+        links: tuple[Client[ToWorker] | RoundsLine, ...] = (client,) if line is None else (client, line)
+        for link in links[1:]:
+            poller.register(link.monitor, zmq.POLLIN)
+        self._connected = [False] * len(links)
         next_beat = 0.0
         while self._code is None:
             poller.poll(BEAT_MS)
             outcomes = self._launch.outcomes()
             self._react(outcomes, client)
-            for connected in client.events():
-                self._on_connection(client, connected)
+            for index, link in enumerate(links):
+                for connected in link.events():
+                    self._on_connection(client, index, connected)
             while (message := client.receive()) is not None:
                 self._on_message(message)
-            self._rounds.write(outcomes)
-            self._meters.take(outcomes)
+            for outcome in outcomes:
+                if isinstance(outcome, Finished):
+                    self._note(outcome)
             now = time.monotonic()
             PULSE.beat(now)
             if self.stuck:
                 self._crash(RoundTimeout(f"a round did not end within {self._config.round_timeout:g} s"), client)
             if self._tables.failure is not None:
                 self._crash(self._tables.failure, client)
-            if self._connected and now >= next_beat:
+            if all(self._connected) and now >= next_beat:
                 self._send(client, self._beat())
                 next_beat = now + BEAT_MS / 1000
-            if self._signals and (not self._connected or self._signals > 1 or now > self._deadline):
+            if self._signals and (not all(self._connected) or self._signals > 1 or now > self._deadline):
                 self._code = 0
 
     def _beat(self) -> WorkerBeat:
         return WorkerBeat(instance=self._instance, sequence=self._sequence, draining=bool(self._signals))
 
-    def _on_connection(self, client: Client[ToWorker], connected: bool) -> None:
-        self._connected = connected
-        if not connected:
+    def _on_connection(self, client: Client[ToWorker], index: int, connected: bool) -> None:
+        """Says Hello whenever the last of the connections has come: whoever lost one may have lost messages."""
+        if not connected and all(self._connected):
             self._log.warning("worker.scheduler_lost")
             self._scheduler = 0
-            return
+        self._connected[index] = connected
+        if all(self._connected):
+            self._greet(client)
+
+    def _greet(self, client: Client[ToWorker]) -> None:
         geometry = self._manifest.geometry
         self._send(
             client,
@@ -193,8 +218,7 @@ class Worker:
             self._meters.stale_messages += 1
             self._log.warning("worker.stale_message", kind=type(message).__name__)
         elif isinstance(message, Replay):
-            self._launch.submit(Launch(message.graph))
-            self._rounds.submitted(message.requests)
+            self._launch.submit(Launch(message.graph, message.requests))
         elif isinstance(message, Drain):
             self._code = 0
 
@@ -205,7 +229,6 @@ class Worker:
                 self._crash(outcome.error, client)
                 return
             if isinstance(outcome, Finished):
-                self._sequence = outcome.sequence + 1
                 done = RoundDone(
                     instance=self._instance,
                     sequence=outcome.sequence,
@@ -217,10 +240,15 @@ class Worker:
             elif outcome.scheduler == self._scheduler:
                 self._sequence = outcome.sequence
                 self._log.info("worker.attached", scheduler=outcome.scheduler, sequence=outcome.sequence)
-                self._send(
-                    client,
-                    Attached(instance=self._instance, scheduler=outcome.scheduler, sequence=outcome.sequence),
-                )
+                if not self._launch.speaks:
+                    attached = Attached(instance=self._instance, scheduler=outcome.scheduler, sequence=outcome.sequence)
+                    self._send(client, attached)
+
+    def _note(self, done: Finished) -> None:
+        """A round is over and the scheduler knows. In the thread that told it."""
+        self._sequence = done.sequence + 1
+        self._rounds.write((done,))
+        self._meters.take((done,))
 
     def _crash(self, error: BaseException, client: Client[ToWorker] | None) -> None:
         code = error.code if isinstance(error, FlareError) else "internal_error"

@@ -6,14 +6,14 @@ the device's affair: on a CPU it is called again, on a GPU it is a CUDA graph (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from recipes.components.device_drafter import DeviceDrafter
-from recipes.components.device_model import DeviceModel
+from recipes.components.device_model import DeviceModel, Faulting
 from recipes.components.device_state import DeviceState
 from recipes.components.gpu.launch import runs_triton
 from services.worker.devices.completion import DeviceCompletion
@@ -42,6 +42,10 @@ class Ends(Protocol):
         """Just after it was launched."""
         ...
 
+    def over(self, sequence: int) -> bool:
+        """Whether that round is over."""
+        ...
+
     def wait(self, sequence: int) -> None:
         """Returns when that round is over."""
         ...
@@ -64,6 +68,10 @@ class Frames(Protocol):
 
     @property
     def ends(self) -> Ends: ...
+
+    def compile(self, rounds: Sequence[Round]) -> None:
+        """Compiles what `rounds` launch, which may leave any state behind."""
+        ...
 
     def capture(self, rounds: Round) -> Round:
         """What replays `rounds`, which has run before."""
@@ -98,11 +106,18 @@ class DeviceCatalog:
         self._plan = plan_tensors(self._taken, plan_layout)
         self._chunk_word = plan_layout.offset_of("chunk_slot") // 8
         self._out = DeviceCompletion(self.state, completion_layout, frames.completions)
-        parts = Parts(model, drafter, self.state, self.snapshots, self._plan, self._out)
+        faults = self._faults()
+        parts = Parts(model, drafter, self.state, self.snapshots, self._plan, self._out, faults)
         self._bodies = DevicePrograms(parts, self._sequence)
         self._fused = FusedRounds(parts, self._taken, plan_layout) if runs_triton(self._taken) else None
         self._slots = torch.arange(self.state.slots, device=device)[:, None].unbind()
         self._rounds: tuple[Round, ...] = ()
+
+    def _faults(self) -> Tensor:
+        """The fault bits of the model, which its drafter shares; of a model that cannot fail, nobody's."""
+        if isinstance(self.model, Faulting):
+            return self.model.faults
+        return torch.zeros(self.state.slots + 1, dtype=torch.int32, device=self.state.device)
 
     @property
     def ends(self) -> Ends:
@@ -113,6 +128,7 @@ class DeviceCatalog:
         """Runs every graph's round once on a plan for no round, then resets: compiles and allocates what that takes."""
         if self._rounds:
             raise ContractBreach("the catalog is frozen")
+        self._frames.compile([self._round(index) for index in range(len(self._manifest.graphs))])
         for index in range(len(self._manifest.graphs)):
             self._frames.run(self._round(index))
         self.reset()
@@ -123,11 +139,12 @@ class DeviceCatalog:
         if self._rounds:
             raise ContractBreach("the catalog is frozen")
         # Widest first: the graphs share one pool, and the small ones fit into what the large ones left.
-        order = sorted(range(len(self._manifest.graphs)), key=self._rows, reverse=True)
+        order = sorted(range(len(self._manifest.graphs)), key=self.rows, reverse=True)
         captured = {index: self._frames.capture(self._round(index)) for index in order}
         self._rounds = tuple(captured[index] for index in range(len(order)))
 
-    def _rows(self, index: int) -> int:
+    def rows(self, index: int) -> int:
+        """Rows of the largest forward of graph `index`; graphs are captured in descending order of them."""
         graph = self._manifest.graphs[index]
         return max(graph.batch_capacity * max(graph.verify_tokens, 1), graph.token_capacity)
 

@@ -96,5 +96,6 @@ def device_of(
     from services.worker.devices.launching import DeviceLaunchThread
     from services.worker.devices.preparation import CudaPreparation
 
-    preparation = CudaPreparation(config, manifest, frames)
-    return CudaDevice(DeviceLaunchThread(preparation.prepare), frames, preparation)
+    preparation = CudaPreparation(config, manifest, frames, tables)
+    thread = DeviceLaunchThread(preparation.prepare, lambda: preparation.recorder(recording))
+    return CudaDevice(thread, frames, preparation)

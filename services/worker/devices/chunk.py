@@ -28,13 +28,16 @@ class Chunk:
     rows: DeviceRows
 
 
-def open_chunk(plan: PlanTensors, state: DeviceState, good: Tensor, bucket: int) -> Chunk:
-    """The chunk of a plan that is `good`, of at most `bucket` tokens."""
+def open_chunk(plan: PlanTensors, state: DeviceState, good: Tensor, bucket: int, scored: bool = False) -> Chunk:
+    """The chunk of a plan that is `good`, of at most `bucket` tokens; behind a `scored` one a token must follow."""
     slot, start, length = plan.chunk_slot, plan.chunk_start, plan.chunk_length
     named, fault = identity_faults(state, slot, plan.chunk_epoch, plan.chunk_request)
     named = named & good
     consumed = state.words[state.safe(slot), Word.CONSUMED]
     unexpected = (consumed != start) | (length < 1) | (length > bucket)
+    if scored:
+        behind = plan.chunk_pending
+        unexpected |= (plan.chunk_final == 1) | (behind < 0) | (behind >= state.vocab_size)
     tokens, valid, foreign = _tokens(plan, state, bucket)
     fault = _first(fault, torch.where(unexpected, int(Fault.UNEXPECTED_PLAN), foreign))
     fault = torch.where(named, fault, 0)

@@ -133,18 +133,36 @@ class DeviceCompletion:
         `logits` float32 [n * W, V]. Before `publish`.
         """
         lanes, width = tokens.shape
-        if not runs_triton(logits):
-            found = raw_logprobs_rows(logits, tokens.flatten(), TOP_LOGPROBS)
-            chosen, ids, values = (part.view(lanes, width, -1) for part in found)
-            self._keep(rows, chosen[..., 0], ids, values)
+        if runs_triton(logits):
+            self._tell_kernel(counter, logits, rows, emitted, tokens, False)
             return
+        found = raw_logprobs_rows(logits, tokens.flatten(), TOP_LOGPROBS)
+        chosen, ids, values = (part.view(lanes, width, -1) for part in found)
+        self._keep(rows, chosen[..., 0], ids, values)
+
+    def score(self, counter: Tensor, logits: Tensor, row: Tensor, count: Tensor, tokens: Tensor) -> None:
+        """The same of the first `count` int64 [1] of `tokens` [1, n], a scored chunk of state row [1].
+
+        They fill the frame's rows one behind the other, whichever slot these belong to: the round has no lanes.
+        """
+        if runs_triton(logits):
+            self._tell_kernel(counter, logits, row, count, tokens, True)
+            return
+        found = raw_logprobs_rows(logits, tokens.flatten(), TOP_LOGPROBS)
+        for kept, part in zip(self._told.all, found, strict=True):
+            kept.flatten(0, 1)[: tokens.shape[1]] = part.view(tokens.shape[1], *kept.shape[2:]).to(kept.dtype)
+
+    def _tell_kernel(
+        self, counter: Tensor, logits: Tensor, rows: Tensor, emitted: Tensor, tokens: Tensor, scored: bool
+    ) -> None:
+        lanes, width = tokens.shape
         from services.worker.devices.logprob_kernels import tell_rows
 
         offset, vocab = self._layout.offset_of, logits.shape[1]
         tell_rows[(lanes * width,)](
             logits, self._state.words, rows, emitted, tokens, self._frames, counter, width, self._layout.nbytes // 8,
-            offset("logprobs"), offset("top_ids"), offset("top_logprobs"), vocab, min(8192, power_above(vocab)),
-            num_warps=16,
+            offset("logprobs"), offset("top_ids"), offset("top_logprobs"), vocab, scored,
+            min(8192, power_above(vocab)), num_warps=16,
         )  # fmt: skip
 
     def _keep(self, rows: Tensor, chosen: Tensor, ids: Tensor, values: Tensor) -> None:

@@ -8,7 +8,7 @@ launch and one event; nothing is allocated, compiled or captured again.
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,7 @@ class CudaFrames:
         plan_layout, completion_layout = layouts
         torch.cuda.init()
         self.stream = torch.cuda.Stream()
+        self._mirror = mirror
         self._registered = [register_host(region, self._driver) for region in (plans, mirror) if region is not None]
         nbytes = FRAMES * completion_layout.nbytes
         self.region: CudaRegion | None = create_cuda(nbytes, instance, self._driver) if mirror is None else None
@@ -90,6 +91,14 @@ class CudaFrames:
         """The two completion frames, wherever they lie."""
         return self._completions
 
+    def read_completions(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of both completion frames as they are now, whatever runs; the next call overwrites them."""
+        if self._mirror is not None:
+            return self._mirror.payload[offset : offset + nbytes]
+        if self.region is None:
+            raise ContractBreach("a device has its completion frames in device memory or on the host")
+        return self.region.refresh(offset, nbytes)
+
     @property
     def fetch(self) -> Fetch:
         """Copies a plan frame out of host memory."""
@@ -106,6 +115,12 @@ class CudaFrames:
         with torch.cuda.stream(self.stream):
             rounds()
         self.stream.synchronize()
+
+    def compile(self, rounds: Sequence[Round]) -> None:
+        """Compiles what `rounds` launch, side by side."""
+        from services.worker.devices.compiling import compile_kernels
+
+        self.run(lambda: compile_kernels(rounds))
 
     def capture(self, rounds: Round) -> Round:
         """A CUDA graph of `rounds`. All graphs share one pool: only one of them ever runs."""
@@ -175,6 +190,10 @@ class CudaEnds:
     def end(self, sequence: int) -> None:
         """Marks where it ends."""
         self._ended[sequence % IN_FLIGHT].record(self._stream)
+
+    def over(self, sequence: int) -> bool:
+        """Whether the round is over."""
+        return bool(self._ended[sequence % IN_FLIGHT].query())
 
     def wait(self, sequence: int) -> None:
         """Returns when the round is over; the interpreter's lock is free meanwhile."""

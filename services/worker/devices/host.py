@@ -6,7 +6,7 @@ For tests of the rounds on machines without a GPU; the CPU worker runs `services
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ class HostFrames:
         """Reads the frames where they lie."""
         return self._fetch
 
+    def compile(self, rounds: Sequence[Round]) -> None:
+        """There is nothing to compile."""
+
     def capture(self, rounds: Round) -> Round:
         """The round itself."""
         return rounds
@@ -67,6 +70,10 @@ class HostEnds:
     def end(self, sequence: int) -> None:
         """Reads the clock."""
         self._ended[sequence % self.depth] = time.perf_counter_ns()
+
+    def over(self, sequence: int) -> bool:
+        """Always."""
+        return True
 
     def wait(self, sequence: int) -> None:
         """Nothing is ever under way."""

@@ -6,7 +6,7 @@ the rules are those of the CPU's programs. All tensors; B lanes of W rows whatev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,6 +65,20 @@ def open_lanes(plan: PlanTensors, state: DeviceState, good: Tensor, batch: int) 
     faults = torch.where(early, int(Fault.UNEXPECTED_PLAN), faults)
     live = named & (faults == 0) & running
     return Lanes(named, live, torch.where(live, slots, -1), rows, faults, words)
+
+
+def take_faults(faults: Tensor, rows: Tensor) -> Tensor:
+    """int64 [n]: the bits of `faults` int32 [slots + 1] at state `rows`, which are told once."""
+    found = faults[rows].long()
+    faults.index_fill_(0, rows, 0)
+    return found
+
+
+def without_broken(lanes: Lanes, faults: Tensor) -> Lanes:
+    """The lanes behind a forward: those whose rows could not be computed live no more, and have the reason."""
+    lost = take_faults(faults, lanes.rows)
+    fine = lost == 0
+    return replace(lanes, live=lanes.live & fine, faults=torch.where(fine, lanes.faults, lost))
 
 
 def draft(plan: PlanTensors, state: DeviceState, lanes: Lanes, width: int, drafter: DeviceDrafter | None) -> Drafted:

@@ -20,9 +20,12 @@ ROWS, TOP = tl.constexpr(ROW_TOKENS), tl.constexpr(TOP_LOGPROBS)
 def tell_rows(
     logits: tl.tensor, words: tl.tensor, state_rows: tl.tensor, emitted: tl.tensor, tokens: tl.tensor,
     frames: tl.tensor, counter: tl.tensor, W: tl.tensor, FRAME: tl.constexpr, CHOSEN: tl.constexpr, IDS: tl.constexpr,
-    VALUES: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
+    VALUES: tl.constexpr, V: tl.constexpr, SCORED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The token's log probability and the best ones, best first, into frame `counter & 1`. Offsets are in bytes."""
+    """The token's log probability and the best ones, best first, into frame `counter & 1`. Offsets are in bytes.
+
+    Rows of a `SCORED` chunk lie one behind the other, whichever slot it has.
+    """
     program = tl.program_id(0)
     lane, index = program // W, program % W
     slot = tl.load(state_rows + lane)
@@ -42,7 +45,7 @@ def tell_rows(
             value = tl.load(row + start + at, mask=start + at < V, other=float("-inf")).to(tl.float64)
             mass += tl.where(value > float("-inf"), tl.exp(value - top), 0.0)
         whole = top + tl.log(tl.sum(mass))
-        place = slot * ROWS + index
+        place = index if SCORED else slot * ROWS + index
         said = tl.load(row + tl.load(tokens + program)).to(tl.float64)
         tl.store(chosen + place, (said - whole).to(tl.float32))
         bound = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)

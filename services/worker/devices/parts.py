@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from recipes.components.device_drafter import DeviceDrafter
 from recipes.components.device_model import DeviceModel
 from recipes.components.device_state import DeviceState
@@ -14,7 +16,10 @@ from services.worker.devices.snapshots import DeviceSnapshots
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model, its drafter if it has one, and everything beside them on the same device."""
+    """A model, its drafter if it has one, and everything beside them on the same device.
+
+    `faults` int32 [slots + 1]: bits that model or drafter set while they compute a slot's rows.
+    """
 
     model: DeviceModel
     drafter: DeviceDrafter | None
@@ -22,3 +27,4 @@ class Parts:
     snapshots: DeviceSnapshots
     plan: PlanTensors
     out: DeviceCompletion
+    faults: Tensor

@@ -7,6 +7,7 @@ not for this round and graph changes nothing. No shape and no branch depends on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from recipes.components.device_state import Admission, Word
 from recipes.components.gpu.sampling import say_rows
 from services.worker.devices.chunk import Chunk, named_slot, open_chunk, open_restoration
 from services.worker.devices.completion import Emissions
-from services.worker.devices.lanes import Drafted, Lanes, draft, lane_rows, open_lanes
+from services.worker.devices.lanes import Drafted, Lanes, draft, lane_rows, open_lanes, take_faults, without_broken
 from services.worker.devices.parts import Parts
 from services.worker.devices.snapshots import row_index
 from shared.frames import Fault, InitInt, Status
@@ -33,11 +34,13 @@ class DevicePrograms:
     def __init__(self, parts: Parts, counter: Tensor) -> None:
         self._counter = counter
         self._model, self._drafter, self._state = parts.model, parts.drafter, parts.state
-        self._snapshots, self._plan, self._out = parts.snapshots, parts.plan, parts.out
+        self._snapshots, self._plan, self._out, self._faults = parts.snapshots, parts.plan, parts.out, parts.faults
 
     def body(self, graph: ExecutionGraph) -> Body:
         """The program of one graph."""
-        batch, width, bucket = graph.batch_capacity, graph.verify_tokens or 1, graph.token_capacity
+        # A catalog's largest batch is a power of two; a plan names no more lanes than there are slots.
+        batch = min(graph.batch_capacity, self._state.slots)
+        width, bucket = graph.verify_tokens or 1, graph.token_capacity
         learns = graph.speculation_enabled is not False
         bodies: dict[str, Body] = {
             "init": self._init,
@@ -45,6 +48,7 @@ class DevicePrograms:
             "snapshot": self._snapshot,
             "restore": self._restore,
             "prefill": lambda good: self._prefill(good, bucket, learns),
+            "scored_prefill": lambda good: self._scored(good, bucket, learns),
             "mixed": lambda good: self._mixed(good, batch, bucket, learns),
             "decode": lambda good: self._verify(good, batch, 1, learns),
             "speculative": lambda good: self._verify(good, batch, width, learns),
@@ -58,8 +62,9 @@ class DevicePrograms:
         drafted = draft(self._plan, self._state, lanes, width, drafter)
         rows = lane_rows(self._plan, lanes, drafted)
         vectors = self._model.forward(rows)
+        lanes = without_broken(lanes, self._faults)
         logits = self._model.logits(vectors)
-        verdicts = self._accept(drafted.candidates, logits)
+        verdicts = self._accept(replace(drafted.candidates, live=lanes.live), logits)
         kept, target = self._export(rows, verdicts, vectors)
         self._commit(rows, verdicts.emitted, vectors, learns)
         if learns:
@@ -132,7 +137,30 @@ class DevicePrograms:
         chunk = open_chunk(self._plan, self._state, good, bucket)
         self._out.blame(chunk.slot, chunk.fault)
         vectors = self._model.forward(chunk.rows)
-        self._finish_chunk(chunk, vectors, learns)
+        self._finish_chunk(self._unbroken(chunk), vectors, learns)
+
+    def _unbroken(self, chunk: Chunk) -> Chunk:
+        """The chunk, if its rows could be computed; else its slot's record has the reason, and nothing is kept."""
+        row = self._state.safe(chunk.rows.slots)
+        lost = take_faults(self._faults, row)
+        zero, fine = torch.zeros_like(lost), lost == 0
+        into = torch.where(fine, self._state.scratch, row)
+        width = chunk.rows.counts
+        self._out.note(Emissions(into, zero[:, None], zero, zero, zero, zero, zero, width, lost))
+        slots, counts = torch.where(fine, chunk.rows.slots, -1), torch.where(fine, width, 0)
+        return replace(chunk, rows=replace(chunk.rows, slots=slots, counts=counts))
+
+    def _scored(self, good: Tensor, bucket: int, learns: bool) -> None:
+        """A chunk whose row i tells how likely token i + 1 was, the last one how likely the token behind the chunk."""
+        plan, state = self._plan, self._state
+        chunk = open_chunk(plan, state, good, bucket, scored=True)
+        self._out.blame(chunk.slot, chunk.fault)
+        rows = chunk.rows
+        vectors = self._model.forward(rows)
+        behind = rows.tokens.roll(-1).index_copy(0, (rows.counts - 1).clamp(min=0), plan.chunk_pending)
+        behind = torch.where(rows.slots >= 0, behind, 0)
+        self._out.score(self._counter, self._model.logits(vectors), state.safe(rows.slots), rows.counts, behind[None])
+        self._finish_chunk(self._unbroken(chunk), vectors, learns)
 
     def _mixed(self, good: Tensor, batch: int, bucket: int, learns: bool) -> None:
         """Lanes of one row, and a chunk beside them."""
