@@ -27,6 +27,8 @@ Kind = Literal[
 ]
 STATE_KINDS: frozenset[Kind] = frozenset({"init", "resume", "restore", "snapshot"})
 """Operations on a slot's state, which take no tokens."""
+CHUNK_KINDS: frozenset[Kind] = frozenset({"prefill", "scored_prefill", "mixed"})
+"""Rounds that take a chunk of a prompt."""
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 OPERATIONS: dict[str, int] = {
     "prefill": 1,
@@ -43,7 +45,7 @@ OPERATIONS: dict[str, int] = {
 
 
 class ExecutionGraph(msgspec.Struct, frozen=True):
-    """One captured program. `token_capacity` is W for a speculative graph and the chunk for prefill and mixed."""
+    """One captured program. `token_capacity` is W for a speculative graph and the chunk for prompts."""
 
     operation: int
     kind: Kind
@@ -173,7 +175,12 @@ def storages(manifest: Manifest, chosen: Storage | None) -> dict[str, Storage]:
 
 def largest_chunk(manifest: Manifest) -> int:
     """Most prompt tokens that one round takes: the size of a plan frame's chunk field."""
-    return max((g.token_capacity for g in manifest.graphs if g.kind in ("prefill", "mixed")), default=1)
+    return max((g.token_capacity for g in manifest.graphs if g.kind in CHUNK_KINDS), default=1)
+
+
+def scored_rows(concurrency: int) -> int:
+    """Most prompt tokens that one round scores: as many as a completion frame has rows of log probabilities."""
+    return concurrency * (MAXIMUM_DRAFTS + 1)
 
 
 def check(manifest: Manifest) -> Manifest:
@@ -222,6 +229,8 @@ def _check_graphs(manifest: Manifest) -> None:
             raise ManifestError(
                 f"graph {index}: width {graph.token_capacity} is not of {graph.verify_tokens} verified rows"
             )
+        if graph.kind == "scored_prefill" and graph.token_capacity > scored_rows(manifest.geometry.concurrency):
+            raise ManifestError(f"graph {index}: a frame has no room for the scores of {graph.token_capacity} tokens")
         at_least(1, f"graph {index}: batch capacity", graph.batch_capacity)
         at_least(0 if graph.kind in STATE_KINDS else 1, f"graph {index}: token capacity", graph.token_capacity)
         shape = (graph.kind, graph.batch_capacity, graph.token_capacity)

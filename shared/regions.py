@@ -45,7 +45,10 @@ class Region(Protocol):
     def handle(self) -> RegionHandle: ...
 
     def refresh(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes as they are now: the live mapping of host memory, or a fresh host copy of device memory."""
+        """The bytes as they are now: the live mapping of host memory, or a fresh host copy of device memory.
+
+        The same bytes always lie at the same place, so what an earlier call returned shows them too.
+        """
         ...
 
     def close(self) -> None:

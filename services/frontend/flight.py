@@ -57,9 +57,9 @@ class Flight:
     def deliver(self, delta: Delta, now: float) -> None:
         """Takes a round's tokens. Raises `ContractBreach`."""
         emission = self.generation.feed(delta)
-        if self.first_token is None:
-            self.first_token = now
-        self.last_token = now
+        if delta.tokens:
+            self.first_token = self.first_token or now
+            self.last_token = now
         if emission.text:
             self._text.append(emission.text)
             if self.transcript is not None:

@@ -21,7 +21,7 @@ from shared.messages.frontend import Delta, Finish
 class Detail:
     """One token that stands: the text that it released and the `shared.frames.Source` bits of the draft it was.
 
-    `offset` counts the characters decoded before it.
+    `offset` counts the characters decoded before it. Of a prompt's tokens only the first has no `scores`.
     """
 
     token: int
@@ -29,6 +29,7 @@ class Detail:
     source: int
     offset: int
     scores: TokenLogprobs | None = None
+    prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,46 @@ class Emission:
 
 
 @dataclass(slots=True)
+class ScoredPrompt:
+    """A prompt whose tokens are told with log probabilities, each once and in order."""
+
+    ids: tuple[int, ...]
+    vocabulary: Vocabulary
+    _told: int = 0
+    _decoded: int = 0
+    _detokenizer: Detokenizer = field(default_factory=Detokenizer)
+
+    @property
+    def left(self) -> int:
+        """Tokens that no scores came for yet."""
+        return len(self.ids) - max(self._told, 1)
+
+    def feed(self, delta: Delta) -> tuple[Detail, ...]:
+        """The tokens that a delta's scores are new for; the first one goes along. Raises `ContractBreach` for a gap."""
+        start, end = delta.scored_from, delta.scored_from + len(delta.scores)
+        told = max(self._told, 1)
+        if start > told or end > len(self.ids):
+            raise ContractBreach(f"scores of tokens {start} to {end} of {len(self.ids)}, behind {told}")
+        found = []
+        if not self._told and (end > told or len(self.ids) == 1):
+            found.append(self._detail(None))
+        found += [self._detail(scores) for scores in delta.scores[told - start :]]
+        return tuple(found)
+
+    def _detail(self, scores: TokenLogprobs | None) -> Detail:
+        token, offset = self.ids[self._told], self._decoded
+        text = self._detokenizer.feed(self.vocabulary.raw(token))
+        self._told += 1
+        self._decoded += len(text)
+        return Detail(token, "", 0, offset, scores, prompt=True)
+
+
+@dataclass(slots=True)
 class Generation:
     """Output of one request. `max_tokens` is the budget that the device enforces.
 
     `detailed` asks for a `Detail` of each token. What ends a text is hidden unless `show_end`, special tokens unless
-    `show_special`.
+    `show_special`. A `scored` prompt comes first, token by token; of a `silent` request nothing else stands.
     """
 
     vocabulary: Vocabulary
@@ -55,6 +91,12 @@ class Generation:
     detailed: bool = False
     show_end: bool = False
     show_special: bool = False
+    scored: ScoredPrompt | None = None
+    silent: bool = False
+    echoed: int = 0
+    """Characters of the prompt that come before the text."""
+    dropped: int = 0
+    """Tokens of a silent request, which do not stand."""
     count: int = 0
     """Generated tokens that stand; none of them can be cut off any more."""
     epoch: int = 0
@@ -76,10 +118,15 @@ class Generation:
         self._check(delta)
         self.epoch = delta.epoch
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        prompt = self.scored.feed(delta) if self.scored is not None else ()
+        if self.silent:
+            self.dropped = delta.start + len(delta.tokens)
+            self.finish = "length" if delta.finish else ""
+            return Emission("", prompt)
         first = self.count - delta.start  # a preempted request may be told again what it has
         texts, offsets = [], []
         for index in range(first, len(delta.tokens)):
-            offsets.append(self._decoded)
+            offsets.append(self.echoed + self._decoded)
             ends = delta.finish == "stop" and index == len(delta.tokens) - 1
             texts.append(self._show(b"" if ends and not self.show_end else self._bytes(delta.tokens[index])))
             self.count += 1
@@ -93,7 +140,7 @@ class Generation:
             # What was held belongs to the token that ends it.
             texts[-1:] = ["".join(texts[-1:]) + self._close(delta.finish)]
         details = self._details(delta, first, texts, offsets) if self.detailed or self.logprobs else ()
-        return Emission("".join(texts), details)
+        return Emission("".join(texts), prompt + details)
 
     def _bytes(self, token: int) -> bytes:
         return self.vocabulary.raw(token) if self.show_special else self.vocabulary.visible(token)
@@ -112,6 +159,8 @@ class Generation:
         )
 
     def _check(self, delta: Delta) -> None:
+        if delta.tokens and self.scored is not None and self.scored.left:
+            raise ContractBreach(f"scores of {self.scored.left} prompt tokens are missing")
         if delta.start > self.count:
             raise ContractBreach(f"tokens {self.count} to {delta.start} of a request are missing")
         if delta.start + len(delta.tokens) > self.max_tokens:

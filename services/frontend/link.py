@@ -231,7 +231,8 @@ class SchedulerLink:
         flight = self.flights.get(delta.request)
         if flight is None:
             return  # over here already: stopped, cancelled or given up
-        self._unanswered.pop(delta.request, None)
+        if delta.tokens:  # scores alone are told again by another scheduler, and taken once
+            self._unanswered.pop(delta.request, None)
         before, now = flight.last_token, self._loop.time()
         try:
             flight.deliver(delta, now)
@@ -240,20 +241,21 @@ class SchedulerLink:
             flight.fail(RoundFailed("the scheduler sent tokens that do not fit this request"))
             self.release(flight)
             return
+        if not delta.tokens:
+            return
         if before is None:
             self.firsts.observe(now - flight.started)
         else:
             self.gaps.observe(now - before)
         generation = flight.generation
+        safe_upto = generation.count + generation.dropped
         if generation.cut:
             stopped = StoppedAt(
                 instance=self.instance, request=delta.request, epoch=delta.epoch, visible=generation.count
             )
             self._send(stopped)
         else:
-            self._send(
-                Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=generation.count)
-            )
+            self._send(Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=safe_upto))
         if generation.finish:
             self._leave(delta.request)
         if before is None:

@@ -19,6 +19,8 @@ class Limits:
     pages: int
     table_pages: int
     queue: int
+    scores: bool = True
+    """Whether the core has a graph that scores prompts."""
 
 
 def check(submit: Submit, limits: Limits) -> None:
@@ -30,6 +32,8 @@ def check(submit: Submit, limits: Limits) -> None:
         raise InvalidRequest(f"the prompt holds token ids outside of 0 .. {vocabulary - 1}", param="messages")
     if submit.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    if submit.scored and not (limits.scores and submit.sampling.logprobs >= 0):
+        raise InvalidRequest("scored prompts need logprobs, and a core that was exported with scored_prefill graphs")
     if len(submit.end_ids) > MAXIMUM_END_IDS or not all(0 <= token < vocabulary for token in submit.end_ids):
         raise InvalidRequest(f"at most {MAXIMUM_END_IDS} end tokens of the vocabulary are possible", param="stop")
     if len(submit.sampling.logit_bias) > MAXIMUM_BIAS:

@@ -19,9 +19,12 @@ from services.scheduler.requests import Request
 from services.scheduler.rounds import Narrow, Plan, RoundPlanner
 from services.scheduler.tallies import Tallies
 from services.scheduler.worker_link import LinkState, WorkerLink
-from shared.channel import Server
+from shared.channel import Server, waits
 from shared.errors import StaleRecord, Unroutable
 from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerBeat, WorkerFault, WorkerHello
+
+HURRIED_NS = 1_500_000
+"""Rounds shorter than this leave no time for a wake-up between the end of one and the launch of the next but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class DeviceSide:
         self.reason = "no worker is attached"
         self._leaving = False
         """Whether the worker was told to end."""
+        self._took_ns = 0
         self._server = server
         self._roster = opened.roster
         self._slots = opened.slots
@@ -77,6 +81,19 @@ class DeviceSide:
         """Whether new requests can run."""
         return self.ready and not self._leaving
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a message of a worker waits."""
+        return waits(self._server.socket)
+
+    @property
+    def hurried(self) -> bool:
+        """Whether a GPU's rounds are queued that are over before a process that sleeps would be awake and done.
+
+        Rounds on the CPU need the core that turning would take.
+        """
+        return bool(self.queued) and self._took_ns < HURRIED_NS and self._link.off_cpu
+
     def receive(self, now: float) -> list[Round]:
         """Takes all messages of workers and keeps the device busy in between."""
         rounds: list[Round] = []
@@ -86,8 +103,8 @@ class DeviceSide:
             peer, message = received
             if isinstance(message, WorkerHello):
                 greeted |= self._greet(peer, message, now)
-            elif self._link.knows(peer, message.instance):
-                self._take(message, now, rounds)
+            elif self._link.knows(peer, message):
+                self._take(peer, message, now, rounds)
         if losses and not greeted:
             self._link.suspect(now)
         return rounds
@@ -144,14 +161,14 @@ class DeviceSide:
         self.reason, self._leaving = "the worker is being attached", False
         return True
 
-    def _take(self, message: Attached | RoundDone | WorkerFault | object, now: float, rounds: list[Round]) -> None:
+    def _take(self, peer: bytes, message: FromWorker, now: float, rounds: list[Round]) -> None:
         self._link.heard(now)
-        if isinstance(message, Attached):
-            if self._link.attached(message):
-                self._start()
-        elif isinstance(message, RoundDone):
+        if isinstance(message, RoundDone):
             if self.ready:
                 self._done(message, rounds)
+        elif isinstance(message, Attached):
+            if self._link.attached(peer, message):
+                self._start()
         elif isinstance(message, WorkerFault):
             self._lost(f"the worker failed: {message.code}")
             self._log.error("worker.fault", code=message.code, message=message.message)
@@ -177,10 +194,11 @@ class DeviceSide:
             self._tallies.stale_records += 1
             self._log.warning("round.stale", sequence=message.sequence)
             return
+        self._took_ns = message.device_ns
         sequence, plan = self.queued.popleft()
-        deliveries = self._completions.apply(plan, self._records(sequence), message.device_ns)
+        taken = self._completions.take(plan, self._records(sequence))
         self.pump()
-        rounds.append(Round(sequence, deliveries))
+        rounds.append(Round(sequence, self._completions.tell(plan, taken, message.device_ns)))
 
     def _records(self, sequence: int) -> Records | None:
         try:

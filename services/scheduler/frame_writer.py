@@ -71,7 +71,7 @@ def _write_chunk(frame: PlanFrame, chunk: ChunkPlan) -> None:
     request, end = chunk.request, chunk.start + chunk.length
     _write_stretch(frame, request, chunk.start, chunk.length)
     frame.chunk_final[0] = chunk.final
-    frame.chunk_pending[0] = request.tokens[end] if chunk.final == REPLAYED else NOBODY
+    frame.chunk_pending[0] = request.tokens[end] if chunk.final == REPLAYED or chunk.scored else NOBODY
     frame.chunk_export_slot[0] = chunk.row
 
 

@@ -6,7 +6,7 @@ prompt or an answer reaches the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -19,7 +19,7 @@ from services.scheduler.requests import Leaving, Phase, Request, RequestKey
 from services.scheduler.roster import Roster
 from services.scheduler.tallies import Tallies
 from services.scheduler.timing import Timing
-from shared.channel import Server
+from shared.channel import Server, waits
 from shared.errors import RequestError, Unavailable, Unroutable
 from shared.messages.common import Message
 from shared.messages.frontend import Delta, Failed, Status, Tokens, Welcome
@@ -78,9 +78,16 @@ class FrontendSide:
         """Frontends that are known."""
         return len(self._table)
 
-    def receive(self, now: float) -> bool:
-        """Takes waiting messages; True if some may be left."""
+    @property
+    def waiting(self) -> bool:
+        """Whether a message of a frontend waits."""
+        return waits(self._server.socket)
+
+    def receive(self, now: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Takes waiting messages; True if some may be left, because the device is to be served first."""
         for _ in range(BURST):
+            if hurried():
+                return True
             received = self._server.receive()
             if received is None:
                 return False

@@ -45,12 +45,15 @@ class GraphTable:
         chosen = self._fixed(widths, fixed_width) if fixed or fixed_width is not None else None
         self.init = self._one("init")
         self._prefill = sorted(self._of_mode("prefill"), key=lambda graph: graph.tokens)
+        self.scored = next(iter(self._of_mode("scored_prefill")), None)
+        """What scores a chunk of a prompt, if the core has it."""
         self._mixed = self._by_batch(self._of_mode("mixed"))
         rounds = self._of("speculative") if self.speculative else self._of("decode")
         self._rounds = self._by_batch([graph for graph in rounds if graph.tokens in widths])
         self._check(manifest.geometry.concurrency)
         if chosen is not None:
             self._rounds = {batch: [_only(graphs, chosen)] for batch, graphs in self._rounds.items()}
+        self._widths_of = {batch: tuple(g.tokens for g in graphs) for batch, graphs in self._rounds.items()}
 
     def batch(self, lanes: int) -> int:
         """The smallest captured batch capacity that holds `lanes`."""
@@ -58,7 +61,7 @@ class GraphTable:
 
     def widths(self, lanes: int) -> tuple[int, ...]:
         """Widths to choose among at the batch of `lanes`, ascending."""
-        return tuple(graph.tokens for graph in self._rounds[self.batch(lanes)])
+        return self._widths_of[self.batch(lanes)]
 
     def generation(self, lanes: int, ceiling: int) -> Graph:
         """The smallest round that covers `lanes` and the largest ceiling."""

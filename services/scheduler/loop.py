@@ -25,6 +25,8 @@ from shared.messages.scheduler import FROM_FRONTEND, FROM_WORKER, FromFrontend, 
 from shared.pulse import PULSE
 
 TICK_S = 0.1
+TURNING_S = 0.003
+"""Longest that the loop turns without sleep: two short rounds. docs/operations.md says what that costs."""
 STATUS_S = 1.0
 LAST_WORDS_S = 0.25
 """How long sockets stay open after the last message: a client drops what it has not read when its connection ends."""
@@ -113,12 +115,21 @@ class Loop:
         more = False
         try:
             while not self._over():
-                poller.poll(0 if more else round(TICK_S * 1000))
+                if not more and not self._turned():
+                    poller.poll(round(TICK_S * 1000))
                 more = self._step()
         finally:
             self._close()
         self._log.info("scheduler.stopped")
         return 0
+
+    def _turned(self) -> bool:
+        """Whether a message came while this loop turned without sleep, which it does only beside short rounds."""
+        until = self._clock() + TURNING_S
+        while self._device.hurried and self._clock() < until:
+            if self._device.waiting or self._frontends.waiting:
+                return True
+        return False
 
     def _step(self) -> bool:
         """One turn; True if messages may be left."""
@@ -132,7 +143,7 @@ class Loop:
         self._timing.rounds(rounds, now)
         self._progress.admissions(self._device.admitted, now)
         self._progress.rounds(rounds, now)
-        more = self._frontends.receive(now)
+        more = self._frontends.receive(now, lambda: self._device.waiting)
         self._device.pump()
         self._timing.admissions(self._device.admitted, now)
         self._progress.admissions(self._device.admitted, now)

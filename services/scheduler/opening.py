@@ -45,6 +45,7 @@ def open_core(config: SchedulerConfig, instance: int) -> Opened:
         pages=geometry.pages,
         table_pages=geometry.pages_per_request,
         queue=config.queue_limit,
+        scores=graphs.scored is not None,
     )
     drafting = graphs.draft_cap > 0
     history = manifest.history_drafts if config.history_drafts is None else config.history_drafts

@@ -62,7 +62,8 @@ class Prefixes:
         length = request.prefill_length
         # Pages alone do not tell the next token's law, nor does a row that of a token which was drawn already.
         whole = self.recurrent and not request.generated
-        match = self.cache.find(request.tokens[:length], length if whole else length - 1)
+        most = 0 if request.scores else length if whole else length - 1
+        match = self.cache.find(request.tokens[:length], most)
         share.hit = 0 if match.node is None else match.node.tokens
         share.noted = 0 if request.submit.sampling.penalised else share.hit
         if self.recurrent:
@@ -117,6 +118,8 @@ class Prefixes:
         """A sound record says how far the device has come."""
         share = request.share
         share.consumed = consumed
+        if not self._active:
+            return
         for export in share.exports:
             export.written = export.written or export.boundary <= consumed
         self.publish(request)

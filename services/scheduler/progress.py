@@ -44,7 +44,7 @@ class Progress:
         """Tells what completed rounds did to their requests."""
         for completed in rounds:
             for delivery in completed.deliveries:
-                if delivery.delta.start == 0:
+                if delivery.delta.start == 0 and delivery.delta.tokens:
                     self._prefilled(delivery.request, now)
             self._rounds.write(completed, len(completed.deliveries))
             for delivery in completed.deliveries:

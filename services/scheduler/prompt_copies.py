@@ -27,7 +27,9 @@ class PromptCopies:
         """Indexes tokens up to `known`. Each is indexed once, whatever order requests are replayed in."""
         for length in (LONG, SHORT):
             first = max(length, self._indexed)
-            if first < known:
+            if first + 1 == known:  # a round of one token
+                self._index[self._tokens[first - length : first].tobytes()] = first
+            elif first < known:
                 data = self._tokens[first - length : known].tobytes()
                 size = length * _ITEM
                 keys = (data[at : at + size] for at in range(0, (known - first) * _ITEM, _ITEM))

@@ -5,16 +5,27 @@ A record that is not current is counted by the caller and ignored; never an asse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import itemgetter
+
+import msgspec
 
 from services.scheduler.requests import Request
 from shared.errors import ContractBreach, StaleRecord
 from shared.frames import METADATA, ROW_TOKENS, TOP_LOGPROBS, CompletionFrame, Fault, Meta, Source, Status
 from shared.messages.common import TokenLogprobs
 
+_IDENTITY = itemgetter(Meta.SLOT, Meta.EPOCH, Meta.REQUEST, Meta.SEQUENCE)
+_VALUES = itemgetter(
+    Meta.CONSUMED, Meta.GENERATED, Meta.STATUS, Meta.EMITTED, Meta.OFFERED, Meta.ACCEPTED, Meta.COPIED, Meta.SOURCES,
+    Meta.WIDTH, Meta.FAULTS,
+)  # fmt: skip
+_STATUS = {int(status): status for status in Status}
+_PLAIN_SOURCES = {int(source): source for source in (Source.NONE, *Source)}
+_SOUND = Fault.NONE
+"""Enumerations by number: to call them takes longer than the rest of a record."""
 
-@dataclass(frozen=True, slots=True)
-class Record:
+
+class Record(msgspec.Struct, frozen=True):
     """What one round did to one request. `generated` and `consumed` are after it, `width` the rows it verified."""
 
     consumed: int
@@ -43,37 +54,42 @@ class Records:
     def of(self, request: Request) -> Record:
         """Raises `StaleRecord` if the slot's record is of another request, epoch or round, or makes no sense."""
         row = self._rows[request.slot]
-        current = (request.slot, request.epoch, request.number, self._sequence)
-        if (row[Meta.SLOT], row[Meta.EPOCH], row[Meta.REQUEST], row[Meta.SEQUENCE]) != current:
+        if _IDENTITY(row) != (request.slot, request.epoch, request.number, self._sequence):
             raise StaleRecord(f"slot {request.slot} holds no record of round {self._sequence} for this request")
-        emitted = row[Meta.EMITTED]
+        consumed, generated, status, emitted, offered, accepted, copied, sources, width, faults = _VALUES(row)
         if not 0 <= emitted <= ROW_TOKENS:
             raise StaleRecord(f"a record of {emitted} tokens")
-        try:
-            status = Status(row[Meta.STATUS])
-        except ValueError as error:
-            raise StaleRecord(f"a record of status {row[Meta.STATUS]}") from error
+        if status not in _STATUS:
+            raise StaleRecord(f"a record of status {status}")
+        found = _PLAIN_SOURCES.get(sources)
         return Record(
-            consumed=row[Meta.CONSUMED],
-            generated=row[Meta.GENERATED],
-            status=status,
-            offered=row[Meta.OFFERED],
-            accepted=row[Meta.ACCEPTED],
-            copied=row[Meta.COPIED],
-            sources=Source(row[Meta.SOURCES]),
-            width=row[Meta.WIDTH],
-            faults=Fault(row[Meta.FAULTS]),
-            tokens=tuple(row[METADATA : METADATA + emitted]),
+            consumed,
+            generated,
+            _STATUS[status],
+            offered,
+            accepted,
+            copied,
+            Source(sources) if found is None else found,
+            width,
+            Fault(faults) if faults else _SOUND,
+            tuple(row[METADATA : METADATA + emitted]),
         )
 
     def logprobs(self, slot: int, count: int, alternatives: int) -> tuple[TokenLogprobs, ...]:
         """Raw log probabilities of the first `count` tokens, each with its `alternatives` most likely ones."""
+        return self._told(slice(slot * ROW_TOKENS, slot * ROW_TOKENS + count), alternatives)
+
+    def scores(self, count: int, alternatives: int) -> tuple[TokenLogprobs, ...]:
+        """The same of the `count` rows of a scored chunk."""
+        return self._told(slice(count), alternatives)
+
+    def _told(self, rows: slice, alternatives: int) -> tuple[TokenLogprobs, ...]:
         if not 0 <= alternatives <= TOP_LOGPROBS:
             raise ContractBreach(f"{alternatives} alternatives are not in a frame")
         frame = self._frame
-        chosen = frame.logprobs[slot, :count].tolist()
-        ids = frame.top_ids[slot, :count, :alternatives].tolist()
-        values = frame.top_logprobs[slot, :count, :alternatives].tolist()
+        chosen = frame.logprobs.reshape(-1)[rows].tolist()
+        ids = frame.top_ids.reshape(-1, TOP_LOGPROBS)[rows, :alternatives].tolist()
+        values = frame.top_logprobs.reshape(-1, TOP_LOGPROBS)[rows, :alternatives].tolist()
         return tuple(
             TokenLogprobs(logprob=logprob, top=tuple(zip(row_ids, row_values, strict=True)))
             for logprob, row_ids, row_values in zip(chosen, ids, values, strict=True)

@@ -93,10 +93,10 @@ class Request:
     first: float | None = None
     """When its first token came."""
     counts: DraftCounts = field(default_factory=DraftCounts)
+    prompt_length: int = field(init=False)
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.submit.prompt)
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.submit.prompt)
 
     @property
     def known(self) -> int:
@@ -106,6 +106,16 @@ class Request:
     def prefill_length(self) -> int:
         """Tokens to ingest before decoding: the prompt, or after a preemption all but the pending token."""
         return self.known - 1 if self.generated else self.prompt_length
+
+    @property
+    def scores(self) -> bool:
+        """Whether its prompt is to be scored, in this life or again: once a token is out, all scores are."""
+        return self.submit.scored and not self.generated
+
+    @property
+    def unscored(self) -> int:
+        """Prompt tokens ahead whose rows shall tell how likely their successors are."""
+        return self.prompt_length - 1 - self.prefilled if self.scores else 0
 
     @property
     def limit(self) -> int:

@@ -6,8 +6,10 @@ reserved for whatever that may emit and copies are anchored at what the host kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from services.scheduler.continuations import SHORT, Continuation, better
 from services.scheduler.controller import LaneOffer
@@ -33,8 +35,7 @@ class Narrow(StrEnum):
     PAGES = "pages"
 
 
-@dataclass(frozen=True, slots=True)
-class LanePlan:
+class LanePlan(msgspec.Struct, frozen=True):
     """A lane: `known` tokens anchor the continuation; the policy counted on `drafts`, at most `ceiling` - 1."""
 
     request: Request
@@ -51,7 +52,8 @@ class LanePlan:
 class ChunkPlan:
     """Tokens `start` .. `start + length - 1` of a request enter its state; `final` as in the plan frame.
 
-    `row` is the snapshot row that the state behind them goes to, or -1.
+    `row` is the snapshot row that the state behind them goes to, or -1. A `scored` one tells how likely the model found
+    the tokens behind each of its own.
     """
 
     request: Request
@@ -59,6 +61,7 @@ class ChunkPlan:
     length: int
     final: int
     row: int = NO_ROW
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +158,19 @@ class RoundPlanner:
             return self._generation(decoding)
         if filling.share.restoring or filling.prefilled == filling.prefill_length:
             return self._from_cache(filling, decoding)
+        scored = self._graphs.scored if filling.unscored else None
         if not decoding:
-            return self._prefill(filling)
-        mixed = self._graphs.mixed(len(decoding))
+            return self._prefill(filling) if scored is None else self._scored(filling, scored)
+        mixed = self._graphs.mixed(len(decoding)) if scored is None else None
         if self._chunk_was_last:
             plan = self._generation(decoding, only_drafting=mixed is not None)
             if plan is not None:
                 return plan
         if mixed is not None:
             return self._mixed(filling, decoding, mixed)
-        return self._prefill(filling) if filling.phase is Phase.PREFILLING else None
+        if filling.phase is not Phase.PREFILLING:
+            return None  # it gave its pages to a lane
+        return self._prefill(filling) if scored is None else self._scored(filling, scored)
 
     def _from_cache(self, request: Request, decoding: list[Request]) -> Plan | None:
         """A cached prefix comes in, with others' rounds between the stretches of one that is noted piece by piece."""
@@ -185,19 +191,24 @@ class RoundPlanner:
         graph = self._graphs.prefill(self._span(request))
         return Plan(graph, chunk=self._chunk(request, graph.tokens))
 
+    def _scored(self, request: Request, graph: Graph) -> Plan:
+        """A chunk that ends before the prompt's last token, whose row draws and has nothing to score."""
+        left = min(self._span(request), request.unscored)
+        return Plan(graph, chunk=self._chunk(request, min(left, graph.tokens), scored=True))
+
     @staticmethod
     def _span(request: Request) -> int:
         """Tokens to the end of the prefill, or to the boundary before it where a snapshot is wanted."""
         cut = request.share.cut_after(request.prefilled)
         return (request.prefill_length if cut is None else cut) - request.prefilled
 
-    def _chunk(self, request: Request, capacity: int) -> ChunkPlan:
+    def _chunk(self, request: Request, capacity: int, scored: bool = False) -> ChunkPlan:
         """Pages for all of the prefill were reserved at admission."""
         start, length = request.prefilled, min(self._span(request), capacity)
         end = start + length
         final = MORE if end < request.prefill_length else REPLAYED if request.generated else DRAWS
         row = self._roster.prefixes.cut_row(request, end) if end in request.share.cuts else NO_ROW
-        return ChunkPlan(request, start, length, final, row)
+        return ChunkPlan(request, start, length, final, row, scored)
 
     def _mixed(self, filling: Request, decoding: list[Request], graph: Graph) -> Plan | None:
         lanes = self._reserved([LanePlan(request, 1, request.known) for request in decoding])
@@ -213,6 +224,8 @@ class RoundPlanner:
         if not decoding:
             return None
         widths = self._graphs.widths(len(decoding))
+        if len(widths) == 1 and widths[0] == 1:
+            return self._narrow(decoding, only_drafting)
         wanted = [self._offer(request, widths[-1] - 1) for request in decoding]
         offers = [LaneOffer(lane.request.drafting, lane.kind, lane.drafts) for lane in wanted]
         ceilings = self._roster.policy.choose(self._graphs.batch(len(decoding)), widths, offers)
@@ -225,6 +238,14 @@ class RoundPlanner:
         if not lanes:
             return None
         return Plan(self._graphs.generation(len(lanes), max(lane.ceiling for lane in lanes)), lanes)
+
+    def _narrow(self, decoding: list[Request], only_drafting: bool) -> Plan | None:
+        """The round of those who draft nothing: there is nothing to choose."""
+        if only_drafting:
+            return None
+        self.narrow[Narrow.NO_DRAFTS] += len(decoding)
+        lanes = self._reserved([LanePlan(request, 1, request.known) for request in decoding])
+        return Plan(self._graphs.generation(len(lanes), 1), lanes) if lanes else None
 
     def _offer(self, request: Request, most: int) -> LanePlan:
         """The lane with all drafts that could be verified; its ceiling is set later."""
@@ -258,7 +279,7 @@ class RoundPlanner:
 
     def _reserved(self, lanes: list[LanePlan]) -> tuple[LanePlan, ...]:
         """The lanes whose extent has pages, oldest first; short of pages a lane verifies one row, or waits."""
-        found = []
+        found: list[LanePlan] = []
         for wide in lanes:
             lane, request = wide, wide.request
             if request.phase is not Phase.RUNNING:
@@ -268,8 +289,9 @@ class RoundPlanner:
                 self.narrow[Narrow.PAGES] += 1
             if self._roster.reserve(request, request.extent(lane.ceiling), preempt=True):
                 found.append(lane)
-        return tuple(self._exporting(lane) for lane in found if lane.request.phase is Phase.RUNNING)
+        running = [lane for lane in found if lane.request.phase is Phase.RUNNING]
+        return tuple([self._exporting(lane) for lane in running] if self._roster.prefixes.recurrent else running)
 
     def _exporting(self, lane: LanePlan) -> LanePlan:
         export = self._roster.prefixes.rolling_export(lane.request, lane.ceiling)
-        return lane if export is None else replace(lane, export=export)
+        return lane if export is None else msgspec.structs.replace(lane, export=export)

@@ -31,7 +31,7 @@ class Timing:
         for completed in rounds:
             for delivery in completed.deliveries:
                 request = delivery.request
-                if request.first is None:
+                if request.first is None and delivery.delta.tokens:
                     request.first = now
                     if request.admitted is not None:
                         self._tallies.prefill_time.observe(now - request.admitted)

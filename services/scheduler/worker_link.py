@@ -16,10 +16,18 @@ from services.scheduler.records import Records
 from services.scheduler.rounds import Plan
 from shared.channel import Server
 from shared.errors import RegionError, Unroutable
-from shared.frames import FRAMES, PlanFrame, completion_frame, completion_layout, plan_frame, plan_layout
+from shared.frames import (
+    FRAMES,
+    CompletionFrame,
+    PlanFrame,
+    completion_frame,
+    completion_layout,
+    plan_frame,
+    plan_layout,
+)
 from shared.logs import wants_debug
 from shared.manifest import ABI, Manifest, largest_chunk
-from shared.messages.scheduler import Attached, FromWorker, WorkerHello
+from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerHello
 from shared.messages.worker import Attach, Drain, Replay
 from shared.regions import Region, RegionHandle, open_region
 
@@ -49,18 +57,26 @@ class WorkerLink:
         self._instance = instance
         self._plan_layout = plan_layout(manifest.geometry, largest_chunk(manifest))
         self._completion_layout = completion_layout(manifest.geometry)
-        self._peer = b""
+        self._peer = self._rounds_peer = b""
         self._heard = 0.0
         self._suspected: float | None = None
         self._regions: tuple[Region, Region] | None = None
         self._plans: list[PlanFrame] = []
+        self._completions: list[CompletionFrame] = []
         self._tells = wants_debug()
         """Whether rounds name their requests, which costs a little and serves only the logs."""
         self._log = structlog.get_logger()
 
-    def knows(self, peer: bytes, instance: int) -> bool:
-        """Whether a message is of the worker whose Hello was taken, attached or not."""
-        return self.hello is not None and (self._peer, self.hello.instance) == (peer, instance)
+    def knows(self, peer: bytes, message: FromWorker) -> bool:
+        """Whether a message is of the worker whose Hello was taken, attached or not.
+
+        A worker may have a second connection for rounds: that from which it says Attached.
+        """
+        if self.hello is None or self.hello.instance != message.instance:
+            return False
+        if isinstance(message, RoundDone):
+            return peer == self._rounds_peer
+        return peer == self._peer or isinstance(message, Attached)
 
     def greet(self, peer: bytes, hello: WorkerHello, now: float) -> bool:
         """Opens a worker's regions and sends `Attach`. False, with the reason in the log, if it cannot serve here."""
@@ -92,11 +108,11 @@ class WorkerLink:
             return f"it offers {hello.pages} pages"
         return ""
 
-    def attached(self, message: Attached) -> bool:
-        """The worker's answer to `Attach`; True once it serves this scheduler."""
+    def attached(self, peer: bytes, message: Attached) -> bool:
+        """The worker's answer to `Attach`; True once it serves this scheduler, at the connection `peer`."""
         if self.state is not LinkState.ATTACHING or message.scheduler != self._instance or message.sequence < 0:
             return False
-        self.state, self.sequence = LinkState.READY, message.sequence
+        self.state, self.sequence, self._rounds_peer = LinkState.READY, message.sequence, peer
         return True
 
     @property
@@ -104,13 +120,18 @@ class WorkerLink:
         """Rounds that this worker takes before the first of them is done."""
         return FRAMES if self.hello is None else self.hello.rounds_in_flight
 
+    @property
+    def off_cpu(self) -> bool:
+        """Whether the worker's rounds run elsewhere than on this machine's cores."""
+        return self.hello is not None and self.hello.device != "cpu"
+
     def submit(self, plan: Plan) -> int:
         """Writes the frame of the next round, sends its `Replay`, returns its number. Raises `Unroutable`."""
         sequence = self.sequence
         write(self._plans[sequence % FRAMES], sequence, plan)
         requests = tuple(request.key.request for request in plan.requests) if self._tells else ()
         replay = Replay(instance=self._instance, sequence=sequence, graph=plan.graph.index, requests=requests)
-        self._server.send(self._peer, replay)
+        self._server.send(self._rounds_peer, replay)
         self.sequence += 1
         return sequence
 
@@ -123,8 +144,9 @@ class WorkerLink:
         if self._regions is None:
             raise RegionError("no worker is attached")
         layout, index = self._completion_layout, sequence % FRAMES
-        buffer = self._regions[1].refresh(index * layout.nbytes, layout.nbytes)
-        return Records(completion_frame(layout, buffer, 0), sequence)
+        # A region gives the same bytes the same place, so the views of the first time are those of this one.
+        self._regions[1].refresh(index * layout.nbytes, layout.nbytes)
+        return Records(self._completions[index], sequence)
 
     def heard(self, now: float) -> None:
         """The worker gave a sign of life."""
@@ -157,7 +179,7 @@ class WorkerLink:
     def close(self) -> None:
         """Forgets the worker and unmaps its memory."""
         self.detach()
-        self.hello, self._peer = None, b""
+        self.hello, self._peer, self._rounds_peer = None, b"", b""
 
     def _open(self, hello: WorkerHello) -> None:
         handles = [
@@ -176,9 +198,11 @@ class WorkerLink:
             raise
         buffer = plan.refresh(0, FRAMES * self._plan_layout.nbytes)
         self._plans = [plan_frame(self._plan_layout, buffer, index) for index in range(FRAMES)]
+        buffer = self._regions[1].refresh(0, FRAMES * self._completion_layout.nbytes)
+        self._completions = [completion_frame(self._completion_layout, buffer, index) for index in range(FRAMES)]
 
     def _close_regions(self) -> None:
-        self._plans = []
+        self._plans, self._completions = [], []
         if self._regions is not None:
             for region in self._regions:
                 region.close()

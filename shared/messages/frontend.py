@@ -34,7 +34,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one round added to one request. `start` counts generated tokens before them.
 
     With `finish` the request is over on the device: `stop` means that the last token is an end token. `counts` covers
-    the request so far, `cached_tokens` are those of the prompt whose state it found in the prefix cache.
+    the request so far, `cached_tokens` are those of the prompt whose state it found in the prefix cache. `scores` are
+    of the prompt's tokens from position `scored_from` on; the first token has none.
     """
 
     request: str
@@ -47,6 +48,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish = ""
     cached_tokens: int = 0
     counts: DraftCounts = DraftCounts()
+    scores: tuple[TokenLogprobs, ...] = ()
+    scored_from: int = 1
 
 
 class Tokens(Message, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ class Submit(Message, frozen=True, kw_only=True):
     """A new request. `request` is unique within the frontend instance and is the id that logs show.
 
     `end_ids` end it on the device; `ignore_end` clears them. `max_tokens` is the output budget, at least one.
-    `choice` numbers the choices of one HTTP request, whose id is the part of `request` before a slash.
+    `choice` numbers the choices of one HTTP request, whose id is the part of `request` before a slash. With
+    `scored` the prompt's tokens come with log probabilities too, as many alternatives each as `sampling.logprobs` says.
     """
 
     request: str
@@ -24,6 +25,7 @@ class Submit(Message, frozen=True, kw_only=True):
     max_tokens: int
     end_ids: tuple[int, ...]
     choice: int = 0
+    scored: bool = False
 
 
 class Ack(Message, frozen=True, kw_only=True):

@@ -46,6 +46,8 @@ class Script:
     cached_tokens: int = 0
     copied: tuple[int, ...] = (4,)
     """Sources of the accepted drafts of a round, the last one repeated."""
+    scored: tuple[tuple[int, int], ...] = ((1, 1 << 30),)
+    """Stretches of a scored prompt's positions, first and beyond the last, that are told before the first token."""
 
 
 SLOW = Script(tuple(b"hello" * 60), (1,), pause_s=0.02)
@@ -229,6 +231,9 @@ class ScriptedScheduler:
         if not self.ready or time.monotonic() < running.due or running.rounds == script.hang_after:
             return
         running.due = time.monotonic() + script.pause_s
+        if submit.scored and not running.sent:
+            for start, end in script.scored:
+                self._send(running.peer, self._scores(running, start, min(end, len(submit.prompt))))
         size = script.rounds[min(running.rounds, len(script.rounds) - 1)]
         tokens = script.tokens[running.sent : running.sent + size]
         finish: Finish = ""
@@ -247,6 +252,12 @@ class ScriptedScheduler:
         running.rounds += 1
         if finish:
             del self._running[submit.request]
+
+    def _scores(self, running: _Running, start: int, end: int) -> Tokens:
+        submit = running.submit
+        scores = tuple(_logprobs(token, submit.sampling.logprobs) for token in submit.prompt[start:end])
+        delta = Delta(request=submit.request, epoch=EPOCH, start=0, tokens=(), scores=scores, scored_from=start)
+        return Tokens(instance=self.instance, sequence=running.rounds, deltas=(delta,))
 
     def _tokens(self, running: _Running, tokens: tuple[int, ...], finish: Finish) -> Tokens:
         """One round: all tokens but the last are accepted drafts, counted as copied from the prompt."""

@@ -48,8 +48,8 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def make_manifest() -> Manifest:
-    """A manifest that `shared.manifest.check` takes; of its graphs only the widths play a part here."""
+def make_manifest(scores: bool = True) -> Manifest:
+    """A manifest that `shared.manifest.check` takes; of its graphs the widths play a part here, and if one `scores`."""
     return Manifest(
         abi=manifest.ABI,
         recipe="test",
@@ -57,8 +57,12 @@ def make_manifest() -> Manifest:
         geometry=Geometry(
             vocab_size=VOCABULARY, hidden_size=8, context_length=CONTEXT, concurrency=4, pages=64, snapshot_slots=2
         ),
-        graphs=tuple(
-            ExecutionGraph(5, "speculative", 1, width, draft_tokens=width - 1, verify_tokens=width) for width in WIDTHS
+        graphs=(
+            *(ExecutionGraph(2, "scored_prefill", 1, rows) for rows in ((32,) if scores else ())),
+            *(
+                ExecutionGraph(5, "speculative", 1, width, draft_tokens=width - 1, verify_tokens=width)
+                for width in WIDTHS
+            ),
         ),
         verification_widths=WIDTHS,
         speculative_token_capacity=32,

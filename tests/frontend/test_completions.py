@@ -137,7 +137,6 @@ def test_bad_values(served: Deployment, fields: dict[str, Any], param: str) -> N
         ({"suffix": SECRET}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 1, "n": 2}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"messages": [{"role": "user", "content": SECRET}]}, "messages"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"max_completion_tokens": 1}, "max_completion_tokens"),

@@ -121,7 +121,9 @@ def test_another_text_is_not_suspect(rows: int) -> None:
     assert run(desk, "again", other) == 2 * PAGE_TOKENS
 
 
-@pytest.mark.parametrize("fault", [Fault.WRONG_PREFIX, Fault.UNEXPECTED_PLAN, Fault.NOT_FINITE | Fault.ROW_SERVER])
+@pytest.mark.parametrize(
+    "fault", [Fault.WRONG_PREFIX, Fault.UNEXPECTED_PLAN, Fault.MISSING_HISTORY, Fault.NOT_FINITE | Fault.ROW_SERVER]
+)
 @BOTH
 def test_doubt_about_state_takes_the_text_out(rows: int, fault: Fault) -> None:
     desk = desk_of(core_of(rows=rows))

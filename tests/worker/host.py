@@ -147,6 +147,14 @@ class Host:
         self.fill_chunk(plan, slot, start, tokens, final, pending, export)
         return self.replay(graph)[slot]
 
+    def scored(self, slot: int, start: int, tokens: tuple[int, ...], behind: int) -> Record:
+        """Feeds a chunk whose rows tell of the tokens that follow them; `behind` follows the last one."""
+        ((_, bucket),) = set(self.manifest.capacities("scored_prefill"))
+        graph = self.manifest.index_of("scored_prefill", 1, bucket)
+        plan = self.plan(graph)
+        self.fill_chunk(plan, slot, start, tokens, 0, behind, -1)
+        return self.replay(graph)[slot]
+
     def restored(self, slot: int, row: int, total: int, note: tuple[int, ...] = (), start: int = 0) -> Record:
         """Restores snapshot row `row` of `total` tokens (-1: they are there), and notes tokens from `start` on."""
         graph = self.manifest.index_of("restore", 1, 0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from recipes.components.model import StateBytes
+from recipes.components.model import Rows, StateBytes
 from services.worker.arena import Bill
-from shared.errors import ContractBreach, MemoryRefused
+from shared.errors import ContractBreach, FlareError, HistoryMissing, MemoryRefused, RowsLost
 from shared.frames import Fault, Meta
 from shared.messages.common import Sampling
 from tests.fixtures.scripted.vocabulary import END_IDS
@@ -56,6 +57,47 @@ def test_a_stale_epoch_costs_only_its_lane(copies: Host) -> None:
     assert found[0].faults == Fault.STALE_EPOCH
     assert found[0][Meta.EMITTED] == 0
     assert found[1][Meta.EMITTED] == 1
+
+
+def lose(host: Host, error: FlareError, fault: Fault, *slots: int) -> None:
+    """The next forward cannot compute the rows of these slots: on a CPU it raises, on a device it leaves bits."""
+    model = host.catalog.model
+    own = vars(model)
+
+    def forward(rows: Rows) -> Tensor:
+        del own["forward"]
+        raise error
+
+    own["forward"] = forward
+    peer = getattr(host.catalog, "peer", None)
+    if peer is not None:
+        peer.catalog.model.faults[list(slots)] = fault
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [(RowsLost("gone"), Fault.ROW_SERVER), (HistoryMissing("overwritten"), Fault.MISSING_HISTORY)],
+)
+def test_rows_that_cannot_be_computed_cost_their_round_and_nothing_else(
+    copies: Host, error: FlareError, fault: Fault
+) -> None:
+    running(copies)
+    copies.start(1, prompt("say:neighbour"), GREEDY, 40, END_IDS)
+    before = copies.catalog.state.consumed.copy()
+    lose(copies, error, fault, 0, 1)
+    found = copies.round([LanePlan(0), LanePlan(1)], 1)
+    assert [(found[slot].faults, found[slot][Meta.EMITTED], found[slot][Meta.WIDTH]) for slot in (0, 1)] == [
+        (fault, 0, 1),
+        (fault, 0, 1),
+    ]
+    assert (copies.catalog.state.consumed == before).all()
+    assert [record[Meta.EMITTED] for record in copies.round([LanePlan(0), LanePlan(1)], 1).values()] == [1, 1]
+    copies.init(2, 3, GREEDY, 8, END_IDS)
+    lose(copies, error, fault, 2)
+    lost = copies.chunk(2, 0, (1, 2), final=0)
+    assert (lost.faults, lost[Meta.WIDTH], lost[Meta.CONSUMED]) == (fault, 2, 0)
+    again = copies.chunk(2, 0, (1, 2, 5), final=1)
+    assert (again.faults, again[Meta.CONSUMED], again[Meta.EMITTED]) == (Fault.NONE, 3, 1)
 
 
 def test_a_slot_that_does_not_exist_is_left_alone(copies: Host) -> None:

@@ -63,7 +63,7 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
         "Random by default.",
         "max_tokens": "Most tokens to generate, the end token included. More than the context leaves beside the prompt "
         "is clipped to that. By default `/v1/completions` stops at 16 tokens, `/v1/chat/completions` where the context "
-        "ends.",
+        "ends. 0, with `echo` alone, gives only the prompt back.",
         "min_tokens": "Nothing ends an answer before so many tokens; 0 by default.",
         "ignore_eos": "Whether the model's own end tokens do not end an answer; off by default.",
         "stop": "One string or up to 16 of at most 4096 characters; the answer ends before the first that comes. None "
@@ -90,7 +90,7 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
     schema.CompletionRequest: {
         "prompt": "A text, several texts, the token ids of a prompt, or those of several.",
         "best_of": "Must equal `n`, as it does by default.",
-        "echo": "Whether the text of the prompt comes first; off by default. Not together with `logprobs`.",
+        "echo": "Whether the text of the prompt comes first, with `logprobs` token by token; off by default.",
         "logprobs": "Each token comes with its log probability, in nats, and so many alternatives; none by default.",
         "add_special_tokens": "Whether the tokenizer adds what it adds, such as a start token; on by default.",
     },
@@ -133,9 +133,11 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
     chat_answer.Entry: {"top_logprobs": "The most likely tokens in this place, as many as were asked for."},
     text_answer.TextLogprobs: {
         "tokens": "The tokens' texts, in order; bytes that are no text are spelled out.",
-        "token_logprobs": "Their log probabilities in nats, before temperature and filters; -9999 for none.",
-        "top_logprobs": "For each token the most likely ones in its place, and itself, with log probabilities in nats.",
-        "text_offset": "For each token how many characters of the answer came before it.",
+        "token_logprobs": "Their log probabilities in nats, before temperature and filters; -9999 for none, null for "
+        "the first token of a prompt.",
+        "top_logprobs": "For each token the most likely ones in its place, and itself, with log probabilities in nats; "
+        "null for the first token of a prompt.",
+        "text_offset": "For each token how many characters of the text came before it.",
     },
     answer.TokenSource: {
         "text": "The text that the token released.",

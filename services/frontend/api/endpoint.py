@@ -25,7 +25,7 @@ from services.frontend.choices import Choices
 from services.frontend.content_log import tell_output, tell_prompts
 from services.frontend.core import Core
 from services.frontend.flight import Chunk, ClientGone, Flight
-from services.frontend.generation import Detail, Generation
+from services.frontend.generation import Detail, Generation, ScoredPrompt
 from services.frontend.state import FrontendState
 from services.frontend.stops import StopStrings
 from shared.errors import RequestError
@@ -62,6 +62,9 @@ def _generation(core: Core, order: Order, choice: ChoiceOrder) -> Generation:
         detailed=order.token_sources,
         show_end=order.include_stop,
         show_special=order.show_special,
+        scored=ScoredPrompt(choice.ids, core.vocabulary) if order.scored else None,
+        silent=choice.silent,
+        echoed=len(choice.echo),
     )
 
 
@@ -164,6 +167,7 @@ class GenerationEndpoint:
             max_tokens=choice.max_tokens,
             end_ids=order.end_ids,
             choice=index,
+            scored=order.scored,
         )
 
     def _account(self, choices: Choices, answer: AnyAnswer) -> None:

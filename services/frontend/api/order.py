@@ -33,6 +33,8 @@ class ChoiceOrder:
     seed: int
     max_tokens: int
     echo: str = ""
+    silent: bool = False
+    """Nothing shall be generated: the one token that the device draws is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Order:
     include_stop: bool
     show_special: bool
     token_sources: bool
+    scored: bool = False
+    """Whether the prompts' tokens come with log probabilities."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,13 +97,15 @@ def _choices(
             raise ContextOverflow(
                 f"the prompt of {len(prompt.ids)} tokens leaves no room in a context of {core.context}", param=param
             )
-        budget = room if wanted is None else min(wanted, room)
-        if request.min_tokens is not None and request.min_tokens > budget:
+        budget = room if wanted is None else min(max(wanted, 1), room)
+        if request.min_tokens is not None and request.min_tokens > (0 if wanted == 0 else budget):
             raise InvalidRequest(f"min_tokens exceeds the {budget} tokens that may come", param="min_tokens")
         # Without a seed equal prompts must not give equal answers.
         base = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         made += [
-            ChoiceOrder(number, prompt.ids, (base + index) % (1 << 64), budget, prompt.text if echo else "")
+            ChoiceOrder(
+                number, prompt.ids, (base + index) % (1 << 64), budget, prompt.text if echo else "", wanted == 0
+            )
             for index in range(request.n or 1)
         ]
     return tuple(made)
@@ -128,13 +134,15 @@ def take_chat(core: Core, body: bytes) -> Order:
     return replace(order, choices=_choices(core, request, [Prompt(ids)], wanted, False, "messages"))
 
 
-def _check_completion(request: CompletionRequest, count: int) -> None:
+def _check_completion(core: Core, request: CompletionRequest, count: int) -> None:
     if count * (request.n or 1) > MAXIMUM_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAXIMUM_CHOICES}", param="n" if request.n else "prompt")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise NotBuilt("best_of must equal n: this version returns every choice that it makes", param="best_of")
-    if request.echo and request.logprobs is not None:
-        raise NotBuilt("echo with logprobs needs scored prompts, which this version does not have", param="echo")
+    if request.echo and request.logprobs is not None and not core.manifest.capacities("scored_prefill"):
+        raise NotBuilt("this core cannot score prompts, as echo with logprobs needs: export it again", param="echo")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("max_tokens 0 goes with echo alone: nothing would come", param="max_tokens")
     if request.echo and request.return_token_sources:
         raise InvalidRequest("return_token_sources does not go with echo", param="return_token_sources")
 
@@ -145,11 +153,12 @@ def take_completion(core: Core, body: bytes) -> Order:
     core.check_model(request.model)
     value = request.prompt
     several = isinstance(value, list) and bool(value) and not isinstance(value[0], int)
-    _check_completion(request, len(value) if several else 1)
+    _check_completion(core, request, len(value) if several else 1)
     order = _plain_order(core, request)
     found = prompts(core, value, request.add_special_tokens is not False)
     wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    return replace(order, choices=_choices(core, request, found, wanted, bool(request.echo), "prompt"))
+    choices = _choices(core, request, found, wanted, bool(request.echo), "prompt")
+    return replace(order, choices=choices, scored=bool(request.echo) and request.logprobs is not None)
 
 
 def choice_sampling(order: Order, choice: ChoiceOrder) -> Sampling:

@@ -92,7 +92,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: _Seed | None = None
-    max_tokens: _Budget | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=MAXIMUM_STOPS)] | None = None
@@ -110,6 +110,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
     messages: list[Turn]
+    max_tokens: _Budget | None = None
     max_completion_tokens: _Budget | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None

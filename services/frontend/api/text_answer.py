@@ -12,18 +12,19 @@ from services.frontend.flight import Chunk
 from services.frontend.generation import Detail
 from services.frontend.usage import Metrics, Usage
 from services.frontend.vocabulary import Vocabulary
+from shared.messages.common import TokenLogprobs
 
 
 class TextLogprobs(msgspec.Struct):
-    """`logprobs` of a choice: one item per generated token in each list.
+    """`logprobs` of a choice: one item per token in each list, those of an echoed prompt first.
 
-    `top_logprobs` holds the alternatives that were asked for and the token itself. `text_offset` counts the characters
-    that were decoded before the token.
+    `top_logprobs` holds the alternatives that were asked for and the token itself; a prompt's first token has neither.
+    `text_offset` counts the characters that were decoded before the token.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -70,20 +71,24 @@ def spelled(raw: bytes) -> str:
 
 
 def logprobs(vocabulary: Vocabulary, details: Sequence[Detail]) -> TextLogprobs:
-    """The lists over generated tokens, in order; raw log probabilities of the model."""
+    """The lists over tokens, in order; raw log probabilities of the model."""
     found = TextLogprobs([], [], [], [])
     for detail in details:
-        if detail.scores is None:
+        scores = detail.scores
+        if scores is None and not detail.prompt:
             continue
-        own = spelled(vocabulary.raw(detail.token))
-        top: dict[str, float] = {}
-        for token, value in (*detail.scores.top, (detail.token, detail.scores.logprob)):
-            top.setdefault(spelled(vocabulary.raw(token)), finite(value))
-        found.tokens.append(own)
-        found.token_logprobs.append(finite(detail.scores.logprob))
-        found.top_logprobs.append(top)
+        found.tokens.append(spelled(vocabulary.raw(detail.token)))
+        found.token_logprobs.append(None if scores is None else finite(scores.logprob))
+        found.top_logprobs.append(None if scores is None else _alternatives(vocabulary, detail.token, scores))
         found.text_offset.append(detail.offset)
     return found
+
+
+def _alternatives(vocabulary: Vocabulary, token: int, scores: TokenLogprobs) -> dict[str, float]:
+    top: dict[str, float] = {}
+    for other, value in (*scores.top, (token, scores.logprob)):
+        top.setdefault(spelled(vocabulary.raw(other)), finite(value))
+    return top
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from recipes.components.device_drafter import DeviceDrafts, DeviceTask
 from recipes.components.device_model import DeviceRows
 from recipes.components.device_state import DeviceState
 from recipes.components.model import DraftTask, Lane, Proposal, Rows
+from shared.errors import RowsLost
 from shared.manifest import PAGE_TOKENS
 
 HIDDEN = 3
@@ -49,6 +50,9 @@ class HashedModel:
         self._state = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._candidates = torch.zeros(slots + 1, 257, dtype=torch.int64, device=device)
         self._snapshots = torch.zeros(snapshots + 1, dtype=torch.int64, device=device)
+        self.faults = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self.losing = torch.zeros(1, dtype=torch.int32, device=device)
+        """Bits of `Fault` that every lane of the next forwards gets."""
 
     def _safe(self, slots: Tensor) -> Tensor:
         return torch.where(slots >= 0, slots, self._slots)
@@ -76,6 +80,8 @@ class HashedModel:
         parts = (keys & 0xFFFFFF, (keys >> 24) & 0xFFFFFF, mixed(tokens + 1) % _ALPHABET + 3)
         vectors = torch.stack(parts, 2).float()
         whole = valid & (gaps.gather(1, at) == 0)
+        bits = torch.where(rows.slots >= 0, self.losing, 0)
+        self.faults.index_copy_(0, safe, self.faults[safe] | bits)
         return torch.where(whole[..., None], vectors, torch.nan).flatten(0, 1)
 
     def logits(self, vectors: Tensor) -> Tensor:
@@ -170,10 +176,14 @@ class PackedModel:
     def __init__(self, model: HashedModel) -> None:
         self._model = model
         self.vocab_size, self.hidden_size = model.vocab_size, model.hidden_size
+        self.losing = False
 
     def forward(self, rows: Rows) -> Tensor:
+        """Raises `RowsLost` while it is `losing`."""
         parts = [rows.tokens[lane.start : lane.start + lane.count] for lane in rows.lanes]
         found = [self._model.forward(rows_of_lane(lane, part)) for lane, part in zip(rows.lanes, parts, strict=True)]
+        if self.losing:
+            raise RowsLost("a test's row server is gone")
         return torch.cat(found)
 
     def logits(self, vectors: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from recipes.components.model import Drafter, DraftTask, Lane, Model, rows_of
 from recipes.components.target_law import Values
 from shared.frames import InitFloat
 
+_MANY = 64
+
 
 def lanes_of(rows: DeviceRows) -> list[tuple[int, Lane]]:
     """Live lanes with their index, in the packed form that the CPU contract has."""
@@ -39,6 +41,8 @@ class LaneModel:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.faults = torch.zeros(_MANY, dtype=torch.int32)
+        """A test that sets them says that rows of these slots could not be computed."""
 
     @property
     def vocab_size(self) -> int:

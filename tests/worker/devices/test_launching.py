@@ -31,6 +31,9 @@ class SlowEnds:
     def end(self, sequence: int) -> None:
         """Nothing."""
 
+    def over(self, sequence: int) -> bool:
+        return self.gate.acquire(blocking=False)
+
     def wait(self, sequence: int) -> None:
         self.gate.acquire()
 
@@ -70,7 +73,7 @@ def test_rounds_lie_on_the_device_one_behind_the_other(tmp_path: Path) -> None:
     while (catalog.counter < 2 or thread.age(time.monotonic()) == 0) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert catalog.counter == 2, "the second was launched while the first still ran"
-    assert thread.age(time.monotonic()) > 0, "the waiting thread knows that the first runs"
+    assert thread.age(time.monotonic()) > 0, "it knows that the first runs"
     assert thread.outcomes() == []
     thread.submit(Reset(7))
     ends.gate.release(2)
@@ -88,7 +91,7 @@ def test_rounds_lie_on_the_device_one_behind_the_other(tmp_path: Path) -> None:
 
 def test_a_round_that_fails_on_the_device_ends_the_worker(tmp_path: Path) -> None:
     class Broken(SlowEnds):
-        def wait(self, sequence: int) -> None:
+        def over(self, sequence: int) -> bool:
             raise RuntimeError("an illegal address")
 
     thread, _ = thread_over(small_core(tmp_path, False), Broken())

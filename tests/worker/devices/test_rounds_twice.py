@@ -7,6 +7,7 @@ import pytest
 from shared.messages.common import Sampling
 from tests.worker import test_faults as faults
 from tests.worker import test_rounds as rounds
+from tests.worker import test_scored_prompts as scored
 from tests.worker.host import Host
 
 test_torn_plans = faults.test_a_torn_or_foreign_plan_is_a_no_op_with_its_error_bit
@@ -21,6 +22,8 @@ test_continuations = rounds.test_a_continuation_written_before_the_round_ahead_o
 test_finished_requests = rounds.test_a_finished_request_ignores_queued_rounds
 test_minimum_length = rounds.test_minimum_length_forbids_drafted_end_tokens
 test_log_probabilities = rounds.test_log_probabilities_are_one_per_token_and_equal_to_off
+test_scored_prompts = scored.test_a_scored_prompt_tells_what_generating_it_told
+test_bad_scored_chunks = scored.test_a_scored_chunk_needs_a_token_behind_it_and_draws_none
 test_mixed_rounds = rounds.test_a_mixed_graph_decodes_beside_a_prompt_chunk
 
 

@@ -54,5 +54,6 @@ def test_a_device_does_what_the_cpu_does(tmp_path: Path, learned: bool) -> None:
     assert traffic.seen["mixed"] > 3
     assert traffic.seen["restored"] > 2
     assert traffic.seen["recomputed"] > 1
+    assert min(traffic.seen["fault 32"], traffic.seen["lost chunk"]) > 0
     assert traffic.seen["fault 128"] + traffic.seen["fault 4"] > 0
     assert {traffic.seen[f"emitted {count}"] > 0 for count in range(7)} == {True}

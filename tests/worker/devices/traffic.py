@@ -11,9 +11,10 @@ from random import Random
 
 import torch
 
-from shared.frames import Meta, Source, Status
+from shared.frames import Fault, Meta, Source, Status
 from shared.messages.common import Sampling
-from tests.worker.devices.hashed import _ALPHABET, mixed
+from tests.worker.devices.hashed import _ALPHABET, HashedModel, PackedModel, mixed
+from tests.worker.devices.twin import TurningHost, TwinCatalog
 from tests.worker.host import Host, LanePlan, Record
 
 LONGEST = 150
@@ -67,7 +68,8 @@ class Traffic:
     """A scheduler without a policy."""
 
     def __init__(self, host: Host, seed: int) -> None:
-        self._host, self._dice = host, Random(seed)
+        self._host, self._dice, self._luck = host, Random(seed), Random(seed + 1)
+        self._order = Random(seed + 2)
         self._slots: dict[int, Request] = {}
         self._exported: dict[int, tuple[int, list[int]]] = {}
         """By snapshot row: the slot whose pages hold its prefix, and that prefix."""
@@ -106,20 +108,42 @@ class Traffic:
         """Chunk by chunk, alone or beside lanes that decode."""
         request, dice, host = self._slots[slot], self._dice, self._host
         self._init(slot, request)
+        if isinstance(host, TurningHost):
+            host.turn(slot, self._order)
         largest = max(tokens for _, tokens in host.manifest.capacities("prefill"))
         while start < len(request.prompt):
             part = request.prompt[start : start + dice.randint(1, largest)]
             final, row = int(start + len(part) == len(request.prompt)), self._row()
             mixed_size = max(tokens for _, tokens in host.manifest.capacities("mixed"))
+            self._lose(self._luck.random() < 0.1)
             if running and len(part) <= mixed_size and dice.random() < 0.5:
                 record = self._mixed(slot, start, part, final, row, running)
             else:
                 record = host.chunk(slot, start, part, final, export=row)
+            self._lose(False)
+            if record.faults == Fault.ROW_SERVER:
+                self.seen["lost chunk"] += 1
+                continue
             if row >= 0:
                 self._exported[row] = (slot, list(request.prompt[: start + len(part)]))
             start += len(part)
         self._take(slot, record)
         self.seen["prompt"] += 1
+
+    def _lose(self, losing: bool) -> None:
+        """Whether the rows of the next rounds cannot be computed, on either of the two."""
+        catalog = self._host.catalog
+        if not isinstance(catalog, TwinCatalog):
+            return  # a model without tables
+        ours, theirs = catalog.model, catalog.peer.catalog.model
+        if not isinstance(ours, PackedModel):
+            return  # a real model has no switch for it
+        assert isinstance(theirs, HashedModel)
+        if ours.losing != losing:
+            ours.losing = losing
+            theirs.losing.fill_(int(Fault.ROW_SERVER) if losing else 0)
+            if theirs.losing.is_cuda:
+                torch.cuda.synchronize()
 
     def _mixed(self, slot: int, start: int, part: tuple[int, ...], final: int, row: int, running: list[int]) -> Record:
         host = self._host
@@ -174,13 +198,16 @@ class Traffic:
 
     def _round(self, slots: list[int]) -> None:
         dice, host = self._dice, self._host
-        kind = dice.choice(("decode", "speculative", "speculative", "speculative"))
+        ordinary = "decode" if host.manifest.capacities("decode") else "speculative"
+        kind = dice.choice((ordinary, "speculative", "speculative", "speculative"))
         width = 1 if kind == "decode" else dice.choice(host.manifest.verification_widths)
         lanes = [self._lane(slot, width) for slot in slots]
         epochs = dict(host.epochs)
         if dice.random() < 0.05:
             host.epochs[slots[0]] += 1
+        self._lose(self._luck.random() < 0.05)
         found = host.round(lanes, width, "decode" if kind == "decode" else "speculative")
+        self._lose(False)
         host.epochs.update(epochs)
         for lane in lanes:
             record = found[lane.slot]
