@@ -9,7 +9,7 @@ test test-all: export OMP_NUM_THREADS ?= 1
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 
-.PHONY: run test test-all lint format types bench clean
+.PHONY: run test test-all test-gpu lint format types bench clean
 
 run: $(RUN)        ## serve the demo model, or ARGS="CORE --port 9000"
 	@$(BIN)/flare run $(ARGS)
@@ -19,6 +19,9 @@ test: $(DEV)       ## what CI runs: everything that needs no GPU and is not slow
 
 test-all: $(DEV)   ## the slow ones too, and those for GPUs where there are any
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-gpu: $(DEV)   ## those for a card, several files at once; one `bench/gpu_tests.sh` call is below ten minutes
+	PYTHON=$(BIN)/python bench/gpu_tests.sh
 
 lint: $(DEV)       ## style and the arrows between packages
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports

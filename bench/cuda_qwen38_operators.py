@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.cuda_smollm2 import copy_bandwidth, microseconds
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu import experts, recurrence, selection, streams
+from recipes.components.gpu import experts, recurrence, selection, streams, verified_delta
 from recipes.components.gpu.rows import open_rows
 from recipes.components.hyperconnection import Mixer
 from recipes.components.indexed_attention import Indexer
@@ -58,13 +58,21 @@ def recurrent(lanes: int, width: int) -> dict[str, tuple[float, float]]:
     """Operator to (microseconds, bytes)."""
     rows, count = rows_at(lanes, width, 256), lanes * width
     states, pool = drawn(SLOTS, 48, 128, 128, dtype=torch.float32), drawn(SLOTS, 3, CHANNELS, dtype=torch.float32)
-    inputs, taps, thin = drawn(count, CHANNELS), drawn(CHANNELS, 4, dtype=torch.float32), drawn(count, 48)
+    projected, taps = drawn(count, CHANNELS + 48 * 128 + 96), drawn(CHANNELS, 4, dtype=torch.float32)
     gates = recurrence.DeltaGates(torch.zeros(48, device="cuda"), torch.zeros(48, device="cuda"))
-    _, records = recurrence.delta(states, inputs, thin, thin, gates, rows, DELTA)
+    net = verified_delta.DeltaNet(taps, gates, torch.ones(128, device="cuda"), 1e-6)
+    state = verified_delta.DeltaState(states, pool)
+    records = recurrence.Records(
+        states.new_empty(count, 16, 128), states.new_empty(count, 48, 128), states.new_empty(count, 48),
+        states.new_empty(0),
+    )  # fmt: skip
     state_bytes = lanes * 48 * 128 * 128 * 4
+
+    def verified() -> Tensor:
+        return verified_delta.verified_delta(net, state, projected, rows, DELTA, records)
+
     return {
-        "convolve": (timed(lambda: recurrence.convolve(pool, inputs, taps, rows)), inputs.nbytes * 2.0),
-        "delta": (timed(lambda: recurrence.delta(states, inputs, thin, thin, gates, rows, DELTA)), state_bytes),
+        "delta": (timed(verified), state_bytes),
         "recover": (
             timed(lambda: recurrence.recover(states, records, rows, rows.counts, rows.slots, DELTA)),
             2.0 * state_bytes,
@@ -74,17 +82,19 @@ def recurrent(lanes: int, width: int) -> dict[str, tuple[float, float]]:
 
 def wide(lanes: int, width: int, held: experts.PackedExperts) -> dict[str, tuple[float, float]]:
     count = lanes * width
-    mixer = Mixer(
+    plain = Mixer(
         drawn(STREAMS * HIDDEN), drawn(LOW, STREAMS * HIDDEN), drawn(STREAMS * HIDDEN, LOW),
         drawn(STREAMS, STREAMS * HIDDEN), STREAMS, 1e-6,
     )  # fmt: skip
+    mixer = streams.DeviceMixer.of(plain, torch.bfloat16)
     state, x, gate = drawn(count, STREAMS * HIDDEN), drawn(count, HIDDEN), drawn(count, dtype=torch.float32)
     weights, chosen = experts.route(drawn(count, EXPERTS, dtype=torch.float32), TOP)
-    mixed, normed = streams.mix(mixer, state, torch.bfloat16)
-    read = len(chosen.unique()) * (held.gate_up[0].nbytes + held.down[0].nbytes) * 9 / 8
+    mixed, strengths = streams.mix(mixer, state, torch.bfloat16)
+    union = int(torch.bincount(chosen.flatten()).count_nonzero())
+    read = union * (held.gate_up[0].nbytes + held.down[0].nbytes) * 9 / 8
     return {
         "mix": (timed(lambda: streams.mix(mixer, state, torch.bfloat16)), mixer.down.nbytes * 2.0),
-        "feed": (timed(lambda: streams.feed(mixer, state, normed, mixed)), state.nbytes * 2.0),
+        "feed": (timed(lambda: streams.feed(state, strengths, mixed)), state.nbytes * 2.0),
         "experts": (timed(lambda: experts.mixture(x, held, weights, chosen, x, gate)), read),
     }
 
@@ -102,14 +112,13 @@ def sparse(lanes: int, width: int, position: int) -> dict[str, tuple[float, floa
     pages, projected = drawn(pool + 1, 2, 2, 64, 256), drawn(count, 24 * 512)
     queries, index_queries = drawn(count, 24, 256), drawn(count, 4, 128)
     chosen = selection.select(index_queries, state, placed, INDEXER)
-    arrived = torch.zeros(count * 2, dtype=torch.int32, device="cuda")
     return {
         f"select at {position}": (
             timed(lambda: selection.select(index_queries, state, placed, INDEXER)),
             lanes * position / 4 * 256.0,
         ),
         f"attend at {position}": (
-            timed(lambda: selection.attend_chosen(queries, projected, pages, placed, chosen, INDEXER, HEADS, arrived)),
+            timed(lambda: selection.attend_chosen(queries, projected, pages, placed, chosen, INDEXER, HEADS)),
             count * min(position, 2048) * 2 * 2 * 256 * 2.0,
         ),
     }

@@ -11,13 +11,14 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compose.bench.load import streams
+from compose.bench.pace import pace
 from compose.bench.server import ServerUnderTest
 from recipes.declaration import PreparationConfig
 from recipes.smollm2.recipe import SmolLM2
@@ -35,6 +36,8 @@ GEOMETRY: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 PROMPT, GENERATED = 127, 512
+RENDERED_S = 0.6
+"""A little longer than a service shows the same numbers."""
 
 
 def random_core(folder: Path, text: Path, concurrency: int) -> Path:
@@ -64,32 +67,41 @@ def body(words: int, seed: int) -> dict[str, Any]:
     }
 
 
+def measure(server: ServerUnderTest, frames: str, counts: list[int]) -> None:
+    """One line for each number of streams."""
+    words = PROMPT - streams(server.address, [body(1, 0) | {"max_tokens": 1}], 1)[0].prompt_tokens + 1
+    streams(server.address, [body(words, seed) for seed in range(2)], 2)
+    for count in counts:
+        sleep(RENDERED_S)
+        before, begin = server.numbers("worker"), monotonic_ns()
+        found = streams(server.address, [body(words, 10 + seed) for seed in range(2 * count)], count)
+        spent = (monotonic_ns() - begin) / 1e9
+        sleep(RENDERED_S)
+        kept = pace(before, server.numbers("worker"))
+        tokens = sum(one.tokens for one in found)
+        decode = [one.tokens / ((one.end_ns - one.first_ns) / 1e9) for one in found]
+        first = sorted((one.first_ns - one.begin_ns) / 1e6 for one in found)
+        print(
+            f"{frames}: {count} streams: {tokens / spent:.0f} tokens/s, a stream {min(decode):.0f} to"
+            f" {max(decode):.0f}, first piece after {first[len(first) // 2]:.1f} ms, prompts of"
+            f" {found[0].prompt_tokens}; {kept.rounds} rounds of {kept.round_us:.0f} us, {kept.ahead:.1%} queued"
+            f" {kept.lead_us:.0f} us ahead in the mean, gap {kept.gap_us:.1f} us",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--frames", default="ipc")
+    parser.add_argument("--frames", nargs="*", default=["ipc"])
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as base:
         core = random_core(Path(base), options.text, max(options.streams))
-        arguments = ("--device", "cuda", "--frames", options.frames)
-        with ServerUnderTest(core, *arguments) as server:
-            print(f"ready after {server.ready_s:.1f} s", flush=True)
-            words = PROMPT - streams(server.address, [body(1, 0) | {"max_tokens": 1}], 1)[0].prompt_tokens + 1
-            streams(server.address, [body(words, seed) for seed in range(2)], 2)
-            for count in options.streams:
-                begin = monotonic_ns()
-                found = streams(server.address, [body(words, 10 + seed) for seed in range(2 * count)], count)
-                spent = (monotonic_ns() - begin) / 1e9
-                tokens = sum(one.tokens for one in found)
-                decode = [one.tokens / ((one.end_ns - one.first_ns) / 1e9) for one in found]
-                first = sorted((one.first_ns - one.begin_ns) / 1e6 for one in found)
-                print(
-                    f"{options.frames}: {count} streams: {tokens / spent:.0f} tokens/s, a stream {min(decode):.0f} to"
-                    f" {max(decode):.0f}, first piece after {first[len(first) // 2]:.1f} ms,"
-                    f" prompts of {found[0].prompt_tokens}",
-                    flush=True,
-                )
+        for frames in options.frames:
+            with ServerUnderTest(core, "--device", "cuda", "--frames", frames) as server:
+                print(f"{frames}: ready after {server.ready_s:.1f} s", flush=True)
+                measure(server, frames, options.streams)
 
 
 if __name__ == "__main__":

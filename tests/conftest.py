@@ -1,4 +1,4 @@
-"""The demo core, exported once a session, for every test that needs the real model."""
+"""The demo core, exported once a session, for every test that needs the real model; and what a run leaves out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.cards import interpret_without_a_card
+
+pytest_plugins = ("tests.without_gpu",)
 
 # Before anything else imports torch, parts of which import Triton.
 interpret_without_a_card()

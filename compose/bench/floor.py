@@ -1,50 +1,165 @@
 """The replay floor: recorded rounds replayed back to back in a worker alone, with no scheduler, frontend or client.
 
-A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS`; it prints one JSON list with the
-nanoseconds of each round. The catalog starts as fresh as the recorded one did, so every round emits what it emitted
-then; one that does not ends the run.
+A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS DEVICE`; it prints one `Floor` as JSON. The
+catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that does not ends the
+run. A GPU has two rounds queued, as in the service.
 """
 
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from services.worker.config import WorkerConfig
-from services.worker.preparation import create_frames, prepare
-from services.worker.recording import rounds_of
+from services.worker.preparation import Frames, create_frames, prepare
+from services.worker.recording import UNKNOWN, RecordedRound, rounds_of
 from shared import logs, manifest
 from shared.errors import ContractBreach
-from shared.frames import FRAMES, Meta, completion_frame
+from shared.frames import FRAMES, METADATA, ROW_TOKENS, Meta, completion_frame
+from shared.manifest import Manifest
 from shared.messages.common import new_instance
+
+if TYPE_CHECKING:
+    from services.worker.devices.catalog import DeviceCatalog
+    from services.worker.devices.cuda import CudaFrames
+
+
+WARM_S = 1.0
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A round of the floor, in nanoseconds: on the device, before it with the device idle, of the host's launch."""
+
+    took_ns: int
+    gap_ns: int = 0
+    launch_ns: int = 0
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """`nodes` of each graph of the core, in the manifest's order; `bandwidth` of a large copy, bytes a nanosecond."""
+
+    rounds: tuple[Replayed, ...]
+    nodes: tuple[int, ...] = ()
+    bandwidth: float = 0.0
+    device: str = ""
 
 
 def main() -> None:
     """Replays the recording named on the command line."""
     logs.configure("floor", logs.LogConfig(log_level="warning"))
-    core, recording = Path(sys.argv[1]), Path(sys.argv[2])
+    core, recording, threads, device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     found = manifest.read(core)
     frames = create_frames(found, new_instance())
-    catalog = prepare(WorkerConfig(core=core, run_dir=core, threads=int(sys.argv[3])), found, frames)
-    size = frames.plan_layout.nbytes
+    rounds = list(rounds_of(recording))
+    try:
+        if device == "cuda":
+            floor = on_cuda(WorkerConfig(core=core, run_dir=core, device="cuda"), found, frames, rounds)
+        else:
+            floor = on_cpu(WorkerConfig(core=core, run_dir=core, threads=threads), found, frames, rounds)
+    finally:
+        frames.close()
+    print(msgspec.json.encode(floor).decode())
+
+
+def on_cpu(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[RecordedRound]) -> Floor:
+    """One after another."""
+    catalog = prepare(config, found, frames)
     plans = np.frombuffer(frames.plan.payload, dtype=np.uint8)
     outs = [completion_frame(frames.completion_layout, frames.completion.payload, i) for i in range(FRAMES)]
-    durations = []
-    for recorded in rounds_of(recording):
-        at = (catalog.counter % FRAMES) * size
-        plans[at : at + size] = np.frombuffer(recorded.plan, dtype=np.uint8)
+    replayed = []
+    for recorded in rounds:
+        _write(plans, catalog.counter, recorded)
         begin = perf_counter_ns()
         sequence = catalog.replay(recorded.graph)
-        durations.append(perf_counter_ns() - begin)
-        emitted = int(outs[sequence % FRAMES].records[:, Meta.EMITTED].sum())
-        if emitted != recorded.emitted:
-            raise ContractBreach(f"round {sequence} emitted {emitted} tokens, not {recorded.emitted} as recorded")
-    frames.close()
-    print(json.dumps(durations))
+        replayed.append(Replayed(perf_counter_ns() - begin))
+        _check(sequence, int(outs[sequence % FRAMES].records[:, Meta.EMITTED].sum()), recorded)
+    return Floor(tuple(replayed))
+
+
+def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[RecordedRound]) -> Floor:
+    """Two of them queued at all times."""
+    import torch
+
+    from services.worker.devices.preparation import CudaPreparation
+    from services.worker.rows import Tables
+
+    tables = Tables(config, found, frames.plan.handle.instance, servers=False)
+    preparation = CudaPreparation(config, found, frames, tables)
+    try:
+        catalog, made = preparation.prepare(), preparation.frames
+        if made is None:
+            raise ContractBreach("a prepared device has frames")
+        # First, so that the clocks of a card that has been idle are up.
+        copied = bandwidth(WARM_S)
+        replayed = _queued(catalog, made, frames, rounds)
+        order = sorted(range(len(found.graphs)), key=catalog.rows, reverse=True)
+        nodes = dict(zip(order, made.nodes, strict=True))
+        return Floor(tuple(replayed), tuple(nodes[i] for i in range(len(nodes))), copied, torch.cuda.get_device_name())
+    finally:
+        preparation.close()
+
+
+def _queued(catalog: DeviceCatalog, made: CudaFrames, frames: Frames, rounds: list[RecordedRound]) -> list[Replayed]:
+    plans, ends = np.frombuffer(frames.plan.payload, dtype=np.uint8), catalog.ends
+    layout, first, launches = frames.completion_layout, catalog.counter, [0] * len(rounds)
+    slots = next(field.shape[0] for field in layout.fields if field.name == "records")
+    replayed: list[Replayed] = []
+
+    def finish(index: int) -> None:
+        sequence = first + index
+        ends.wait(sequence)
+        took, gap = ends.device_ns(sequence)
+        start = sequence % FRAMES * layout.nbytes + layout.offset_of("records")
+        words = np.frombuffer(made.read_completions(start, slots * (METADATA + ROW_TOKENS) * 8), dtype=np.int64)
+        _check(sequence, int(words.reshape(slots, -1)[:, Meta.EMITTED].sum()), rounds[index])
+        replayed.append(Replayed(took, gap, launches[index]))
+
+    for index, recorded in enumerate(rounds):
+        if index >= FRAMES:
+            finish(index - FRAMES)
+        _write(plans, catalog.counter, recorded)
+        ends.begin(catalog.counter)
+        begin = perf_counter_ns()
+        sequence = catalog.replay(recorded.graph)
+        launches[index] = perf_counter_ns() - begin
+        ends.end(sequence)
+    for index in range(max(len(rounds) - FRAMES, 0), len(rounds)):
+        finish(index)
+    return replayed
+
+
+def bandwidth(seconds: float) -> float:
+    """Bytes a nanosecond of a large copy on the current GPU, read and written: the best of so many seconds."""
+    import torch
+
+    source = torch.randn(1 << 28, device="cuda")
+    target, best = torch.empty_like(source), float("inf")
+    until = monotonic() + seconds
+    while monotonic() < until:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) * 1e6)
+    return 2 * source.nbytes / best
+
+
+def _write(plans: np.ndarray, sequence: int, recorded: RecordedRound) -> None:
+    size = len(recorded.plan)
+    start = sequence % FRAMES * size
+    plans[start : start + size] = np.frombuffer(recorded.plan, dtype=np.uint8)
+
+
+def _check(sequence: int, emitted: int, recorded: RecordedRound) -> None:
+    if recorded.emitted not in (emitted, UNKNOWN):
+        raise ContractBreach(f"round {sequence} emitted {emitted} tokens, not {recorded.emitted} as recorded")
 
 
 if __name__ == "__main__":

@@ -1,52 +1,59 @@
 """`flare bench replay`: the whole service against the floor of the same rounds replayed in the worker alone.
 
 Service and floor alternate in one run. The gap is split: rounds that ran slower beside the other processes, time in
-which the worker waited for its next round, and what lies before the first and behind the last round.
+which the worker waited for its next round, and what lies before the first and behind the last round. On a GPU every
+generation graph that served has a line of its own besides.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from compose.bench import prompts
 from compose.bench.load import Stream, streams
+from compose.bench.report import Arm, GraphRow, Report, graph_table, service_table
 from compose.bench.server import ServerUnderTest
 
 if TYPE_CHECKING:
+    from compose.bench.floor import Floor
     from services.worker.recording import RecordedRound
 
 MS = 1e6
+READY_S = 600.0
+FULL = {
+    "smollm2": {"context_length": 1024, "prefill_buckets": (32, 256), "mixed_chunk": 128, "draft_tokens": 0},
+    "qwen3.8-flash": {"context_length": 8192, "prefill_buckets": (512, 4096), "mixed_chunk": 512, "draft_tokens": 7},
+}
+"""Preparation of a core at full geometry: for benches, the smallest that serves their requests. SmolLM2 has no learned
+drafter, and random text repeats nothing that could be copied."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One concurrency in one repetition; milliseconds."""
+class Setup:
+    """What is served, and how requests ask."""
 
-    concurrency: int
-    rounds: int
+    core: Path
+    device: str
+    threads: int
     tokens: int
-    offered: int
-    accepted: int
-    service: float
-    floor: float
-    beside: float
-    """The same rounds as they ran in the service."""
-    idle: float
+    arguments: tuple[str, ...]
+    fields: dict[str, Any]
 
-    @property
-    def ratio(self) -> float:
-        """Service over floor."""
-        return self.service / self.floor
+    def bodies(self, count: int, first: int) -> list[dict[str, Any]]:
+        """Distinct requests."""
+        return [{**body, **self.fields} for body in prompts.chat(count, self.tokens, first)]
 
 
 def _window(finished: list[Stream], recorded: list[RecordedRound]) -> range:
@@ -55,83 +62,153 @@ def _window(finished: list[Stream], recorded: list[RecordedRound]) -> range:
     return range(inside[0], inside[-1] + 1)
 
 
-def _arm(concurrency: int, finished: list[Stream], recorded: list[RecordedRound], floor: list[int]) -> Arm:
+def _arm(concurrency: int, finished: list[Stream], recorded: list[RecordedRound], floor: Floor) -> Arm:
     window = _window(finished, recorded)
     chosen = [recorded[i] for i in window]
     idle = sum(b.begin_ns - a.end_ns for a, b in pairwise(chosen))
     return Arm(
-        concurrency,
-        len(window),
-        sum(s.tokens for s in finished),
-        sum(s.offered for s in finished),
-        sum(s.accepted for s in finished),
-        (max(s.end_ns for s in finished) - min(s.begin_ns for s in finished)) / MS,
-        sum(floor[i] for i in window) / MS,
-        sum(one.end_ns - one.begin_ns for one in chosen) / MS,
-        idle / MS,
+        concurrency=concurrency,
+        rounds=len(window),
+        tokens=sum(s.tokens for s in finished),
+        offered=sum(s.offered for s in finished),
+        accepted=sum(s.accepted for s in finished),
+        service_ms=(max(s.end_ns for s in finished) - min(s.begin_ns for s in finished)) / MS,
+        floor_ms=sum(floor.rounds[i].took_ns + floor.rounds[i].gap_ns for i in window) / MS,
+        beside_ms=sum(one.end_ns - one.begin_ns for one in chosen) / MS,
+        idle_ms=idle / MS,
+        first_ms=sorted((s.first_ns - s.begin_ns) / MS for s in finished)[len(finished) // 2],
     )
 
 
-def repetition(
-    core: Path, concurrencies: tuple[int, ...], tokens: int, threads: int, arguments: tuple[str, ...]
-) -> list[Arm]:
-    """One server over all concurrencies, then its floor."""
+def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> tuple[list[Arm], list[GraphRow]]:
+    """One server over all concurrencies, then its floor, and what the floor tells of each graph."""
     with tempfile.TemporaryDirectory(prefix="flare-bench-") as folder:
         recording = Path(folder) / "rounds"
         finished = {}
-        flags = ("--record", str(recording), "--threads", str(threads), *arguments)
-        with ServerUnderTest(core, *flags) as server:
-            streams(server.address, prompts.chat(1, 8), 1)
+        flags = ("--record", str(recording), "--threads", str(setup.threads), "--device", setup.device)
+        with ServerUnderTest(setup.core, *flags, *setup.arguments, ready_s=READY_S) as server:
+            streams(server.address, [{**setup.bodies(1, 0)[0], "max_tokens": 8}], 1)
             first = 1
             for concurrency in concurrencies:
-                bodies = prompts.chat(concurrency, tokens, first)
-                finished[concurrency] = streams(server.address, bodies, concurrency)
+                finished[concurrency] = streams(server.address, setup.bodies(concurrency, first), concurrency)
                 first += concurrency
         # Here, because `flare frontend` and `flare scheduler` run where there is no worker to import.
+        from compose.bench.floor import Floor
+        from compose.bench.graph_rows import graph_rows
         from services.worker.recording import rounds_of
+        from shared import manifest
 
         recorded = list(rounds_of(recording))
-        command = [sys.executable, "-m", "compose.bench.floor", str(core), str(recording), str(threads)]
-        floor = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies]
+        place = (str(setup.core), str(recording), str(setup.threads), setup.device)
+        command = [sys.executable, "-m", "compose.bench.floor", *place]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        floor = msgspec.json.decode(output.splitlines()[-1], type=Floor)
+    rows = graph_rows(manifest.read(setup.core), recorded, floor)
+    return [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies], rows
 
 
-def report(arms: list[Arm]) -> str:
-    """A table in Markdown, medians over repetitions."""
-    lines = [
-        "| streams | rounds | tokens | drafts accepted / offered | floor ms | service ms | service / floor"
-        " | rounds beside the others | waiting | before and behind |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for concurrency in sorted({arm.concurrency for arm in arms}):
-        mine = [arm for arm in arms if arm.concurrency == concurrency]
-        parts = {
-            "beside": median((arm.beside - arm.floor) / arm.floor for arm in mine),
-            "idle": median(arm.idle / arm.floor for arm in mine),
-            "ends": median((arm.service - arm.beside - arm.idle) / arm.floor for arm in mine),
-        }
-        ratios = sorted(arm.ratio for arm in mine)
-        lines.append(
-            f"| {concurrency} | {mine[0].rounds} | {mine[0].tokens} | {sum(a.accepted for a in mine)} /"
-            f" {sum(a.offered for a in mine)} | {median(a.floor for a in mine):.0f} |"
-            f" {median(a.service for a in mine):.0f} | {median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f}) |"
-            f" {parts['beside']:+.1%} | {parts['idle']:+.1%} | {parts['ends']:+.1%} |"
-        )
-    return "\n".join(lines)
+@contextmanager
+def _random(text: Path, recipe: str, concurrency: int, acceptance: float | None) -> Iterator[Path]:
+    """A core of random weights, and an environment in which services know its recipe."""
+    from compose.bench.random_core import MODULE, random_core
+    from compose.bench.random_recipes import ACCEPTANCE
+    from recipes.declaration import PreparationConfig
+    from recipes.registry import VARIABLE
+
+    config = PreparationConfig(concurrency=concurrency, **FULL[recipe])  # type: ignore[arg-type]
+    forced = {} if acceptance is None else {ACCEPTANCE: str(acceptance)}
+    before = dict(os.environ)
+    os.environ.update({VARIABLE: MODULE, **forced})
+    try:
+        with tempfile.TemporaryDirectory(prefix="flare-bench-") as folder:
+            yield random_core(
+                Path(folder) / "core", text, "smollm2" if recipe == "smollm2" else "qwen3.8-flash", config
+            )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _random_fields(acceptance: float | None) -> dict[str, Any]:
+    """Fields of requests to random weights: their tokens are some that any tokenizer can show, or one alone."""
+    from compose.bench.forced_drafter import SAID
+
+    said = range(SAID, SAID + (1 if acceptance is not None else 200))
+    law = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "ignore_eos": True}
+    return {**law, "logit_bias": {str(token): 100 for token in said}}
 
 
 @click.command()
 @click.argument("core", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--concurrency", "concurrencies", type=int, multiple=True, default=(1, 2, 4), show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Most tokens of each answer.")
 @click.option("--repeat", default=3, show_default=True, help="Repetitions; service and floor alternate.")
-@click.option("--threads", default=1, show_default=True, help="Threads of the worker, in both arms.")
+@click.option("--threads", default=1, show_default=True, help="Threads of the worker, in both arms, on the CPU.")
+@click.option(
+    "--weights",
+    type=click.Choice(["core", "random"]),
+    default="core",
+    show_default=True,
+    help="Random ones are drawn on the GPU; CORE then needs nothing but a tokenizer.",
+)
+@click.option(
+    "--geometry",
+    type=click.Choice(["core", "full"]),
+    default="core",
+    show_default=True,
+    help="Full: that of --recipe's model, with random weights.",
+)
+@click.option("--recipe", type=click.Choice(list(FULL)), default="smollm2", show_default=True)
+@click.option(
+    "--synthetic-acceptance",
+    type=click.FloatRange(1.0, 8.0),
+    help="Mean tokens of a round, forced by a drafter of the bench; needs random weights and a learned drafter.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.argument("arguments", nargs=-1)
 def replay(
-    core: Path, concurrencies: tuple[int, ...], tokens: int, repeat: int, threads: int, arguments: tuple[str, ...]
+    core: Path,
+    device: str,
+    concurrencies: tuple[int, ...],
+    tokens: int,
+    repeat: int,
+    threads: int,
+    weights: str,
+    geometry: str,
+    recipe: str,
+    synthetic_acceptance: float | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
 ) -> None:
     """The service over CORE against its replay floor. Options of `flare run` follow after `--`."""
+    drawn = weights == "random"
+    if drawn != (geometry == "full") or (drawn and device != "cuda"):
+        raise click.UsageError("--geometry full and --weights random go together, and with --device cuda")
+    if synthetic_acceptance is not None and (not drawn or recipe == "smollm2"):
+        raise click.UsageError("--synthetic-acceptance needs --weights random of a recipe with a learned drafter")
     arms: list[Arm] = []
-    for _ in range(repeat):
-        arms.extend(repetition(core, concurrencies, tokens, threads, arguments))
-    click.echo(report(arms))
+    rows: list[GraphRow] = []
+    with _served(core, drawn, recipe, max(concurrencies), synthetic_acceptance) as (served, fields):
+        setup = Setup(served, device, threads, tokens, arguments, fields)
+        for _ in range(repeat):
+            found, rows = repetition(setup, concurrencies)
+            arms.extend(found)
+    if as_json:
+        click.echo(msgspec.json.encode(Report(arms, rows)).decode())
+        return
+    click.echo(service_table(arms))
+    if rows:
+        click.echo("\n" + graph_table(rows))
+
+
+@contextmanager
+def _served(
+    core: Path, drawn: bool, recipe: str, concurrency: int, acceptance: float | None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The core to serve and the fields of its requests."""
+    if not drawn:
+        yield core, {}
+        return
+    with _random(core, recipe, concurrency, acceptance) as made:
+        yield made, _random_fields(acceptance)

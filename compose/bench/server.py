@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from time import monotonic, sleep
 from types import TracebackType
 
 from compose.readiness import Address, is_ready, read_address
+from compose.scrape import Scrape, scrape
 from shared.errors import ProcessError
 
 READY_S = 120.0
@@ -18,19 +20,23 @@ POLL_S = 0.05
 
 
 class ServerUnderTest:
-    """`arguments` are those of `flare run` behind CORE; `ready_s` is how long it took from start to ready."""
+    """`arguments` are those of `flare run` behind CORE.
 
-    def __init__(self, core: Path, *arguments: str) -> None:
+    It may take `ready_s` seconds to become ready; the attribute of that name says how long it took.
+    """
+
+    def __init__(self, core: Path, *arguments: str, ready_s: float = READY_S) -> None:
         self._core = core
-        self._arguments = arguments
+        self._arguments, self._patience = arguments, ready_s
         self._folder = tempfile.TemporaryDirectory(prefix="flare-bench-")
         self._log = Path(self._folder.name) / "log"
+        self._run_dir = Path(self._folder.name) / "run"
         self._process: subprocess.Popen[bytes] | None = None
         self.ready_s = 0.0
         self.address: Address
 
     def __enter__(self) -> ServerUnderTest:
-        run_dir = Path(self._folder.name) / "run"
+        run_dir = self._run_dir
         run_dir.mkdir(mode=0o700)
         command = [
             sys.executable,
@@ -50,7 +56,7 @@ class ServerUnderTest:
             self._process = subprocess.Popen(
                 [*command, *self._arguments], stdout=log, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
             )
-        while monotonic() - begin < READY_S:
+        while monotonic() - begin < self._patience:
             if self._process.poll() is not None:
                 break
             address = read_address(run_dir / "frontend.json")
@@ -66,6 +72,11 @@ class ServerUnderTest:
     ) -> None:
         self._stop()
         self._folder.cleanup()
+
+    def numbers(self, service: str) -> Scrape:
+        """What a service shows of itself now."""
+        found = json.loads((self._run_dir / f"{service}.metrics.json").read_bytes())
+        return scrape(f"http://{found['host']}:{found['port']}")
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
@@ -34,8 +36,21 @@ def recurrent(host: Host, row: int) -> State:
     return recurrent_state(target_of(host), drafter_of(host), row)
 
 
+@runtime_checkable
+class OwnStates(Protocol):
+    """A host that knows where its state lies: on a device."""
+
+    def committed(self, slot: int) -> State: ...
+
+    def everything(self) -> State: ...
+
+    def poison(self) -> None: ...
+
+
 def committed(host: Host, slot: int) -> State:
     """Everything that the slot's prefix has, page contents included."""
+    if isinstance(host, OwnStates):
+        return host.committed(slot)
     found = committed_state(target_of(host), drafter_of(host), slot, pages_of(host, slot))
     return found | {"sampling vector": host.catalog.state.vectors[slot].clone()}
 
@@ -58,6 +73,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def everything(host: Host) -> State:
     """All tensors that outlive a round, the unreachable parts too."""
+    if isinstance(host, OwnStates):
+        return host.everything()
     target, drafter, rows = target_of(host), drafter_of(host), host.catalog.state
     found: State = {"seen": rows.seen, "counts": rows.counts, "vectors": rows.vectors}
     found |= {"tails": drafter.tails, "pairs": drafter.consumed, "ngrams": target.state.ngram_history}
@@ -73,6 +90,9 @@ def everything(host: Host) -> State:
 
 def poison(host: Host) -> None:
     """NaN in all that no request and no snapshot row may read; rows refer to the pages of slot 0, which gave them."""
+    if isinstance(host, OwnStates):
+        host.poison()
+        return
     slots, snapshots = host.manifest.geometry.concurrency, host.catalog.snapshots
     held = {slot: pages_of(host, slot) for slot in host.epochs}
     held |= {slots + row: pages_of(host, 0) for row in range(snapshots.rows) if snapshots.prefix_of(row) != NOBODY}

@@ -15,7 +15,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 import recipes.components.gpu.attention as attention
-import recipes.components.gpu.experts as experts
 import recipes.components.gpu.linear as linear
 import recipes.components.gpu.ngrams as ngrams
 import recipes.components.gpu.recurrence as recurrence
@@ -29,7 +28,11 @@ from recipes.components.paged_attention import Heads
 from recipes.smollm2.architecture import Architecture
 from recipes.smollm2.device_target import DeviceTarget
 from recipes.smollm2.device_weights import random_device_weights
+from tests.gpu.compile_decode import decode
+from tests.gpu.compile_packed import packed_layers
+from tests.gpu.compile_pairs import draft_pairs
 from tests.gpu.compile_rounds import rounds
+from tests.gpu.compile_tables import behind_mailbox
 
 SMOLLM2 = Architecture(256, 576, 1, 9, 3, 64, 1536, 512, 1e5, 1e-5, True)
 
@@ -75,17 +78,12 @@ def smollm2() -> None:
 
 
 def recurrent_kinds(lanes: DeviceRows) -> None:
-    """Gated delta net, its convolution and the n-gram layer's, in the sizes of Qwen3.8-Flash-Next."""
-    shape = recurrence.DeltaShape(key_heads=16, value_heads=48, key=128, value=128)
+    """What chunks of a gated delta net take, and the n-gram layer, in the sizes of Qwen3.8-Flash-Next."""
     count, channels = len(lanes.tokens), 2 * 16 * 128 + 48 * 128
     inputs, taps = torch.zeros(count, channels, dtype=torch.bfloat16), torch.zeros(channels, 4)
-    pool, states = torch.zeros(2, 3, channels), torch.zeros(2, 48, 128, 128)
+    pool, outputs = torch.zeros(2, 3, channels), torch.zeros(count, 48, 128, dtype=torch.bfloat16)
     recurrence.convolve(pool, inputs, taps, lanes)
     recurrence.advance(pool, inputs, lanes, lanes.counts, lanes.slots)
-    gates = recurrence.DeltaGates(torch.zeros(48), torch.zeros(48))
-    thin = torch.zeros(count, 48, dtype=torch.bfloat16)
-    outputs, records = recurrence.delta(states, inputs, thin, thin, gates, lanes, shape)
-    recurrence.recover(states, records, lanes, lanes.counts, lanes.slots, shape)
     recurrence.finish(outputs, torch.zeros(count, 48 * 128, dtype=torch.bfloat16), torch.zeros(128), 1e-6)
     numbers = torch.ones(16, dtype=torch.int64)
     hashed = ngrams.DeviceHash(torch.ones(3, dtype=torch.int64), numbers, numbers, 3)
@@ -94,25 +92,13 @@ def recurrent_kinds(lanes: DeviceRows) -> None:
 
 
 def wide_kinds(lanes: DeviceRows) -> None:
-    """Hyperconnections and experts, in the sizes of Qwen3.8-Flash-Next; two experts stand for all."""
-    count, hidden, inner = len(lanes.tokens), 2560, 640
+    """Hyperconnections, in the sizes of Qwen3.8-Flash-Next."""
+    count, hidden = len(lanes.tokens), 2560
     wide = torch.zeros(4 * hidden)
     mixer = Mixer(wide, torch.zeros(320, 4 * hidden), torch.zeros(4 * hidden, 320), torch.zeros(4, 4 * hidden), 4, 1e-6)
     state = torch.zeros(count, 4 * hidden, dtype=torch.bfloat16)
-    mixed, normed = streams.mix(mixer, state, torch.bfloat16)
-    streams.feed(mixer, state, normed, mixed)
-    weights, chosen = experts.route(torch.zeros(count, 512), 10)
-
-    def packed(outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            torch.zeros(2, outputs, inputs // 2, dtype=torch.uint8),
-            torch.zeros(2, outputs, inputs // 16, dtype=torch.uint8),
-        )
-
-    held = experts.PackedExperts(
-        *packed(2 * inner, hidden), torch.ones(2, 2), *packed(hidden, inner), torch.ones(2), top=10
-    )
-    experts.mixture(mixed, held, weights, chosen, mixed, torch.zeros(count))
+    mixed, strengths = streams.mix(streams.DeviceMixer.of(mixer, torch.bfloat16), state, torch.bfloat16)
+    streams.feed(state, strengths, mixed)
 
 
 def sparse_attention(lanes: DeviceRows) -> None:
@@ -137,21 +123,24 @@ def sparse_attention(lanes: DeviceRows) -> None:
     selection.keep_ring(state, lanes, lanes.counts, lanes.slots)
     index_queries = selection.turn_heads(half, weight, turns, placed, indexer, 4, 128, 128)
     chosen = selection.select(index_queries, state, placed, indexer)
-    arrived = torch.zeros(count * 2, dtype=torch.int32)
-    selection.attend_chosen(queries, projected, pages, placed, chosen, indexer, heads, arrived)
+    selection.attend_chosen(queries, projected, pages, placed, chosen, indexer, heads)
 
 
 def main(capability: int) -> None:
     driver.set_active(AbsentCard(capability))
     jit.JITFunction.__getitem__ = compile_only
-    for module in (attention, experts, linear, ngrams, recurrence, rows, selection, streams):
+    for module in (attention, linear, ngrams, recurrence, rows, selection, streams):
         module.runs_triton = lambda tensor: True  # type: ignore[attr-defined]
-    for module in (attention, linear, rows):
+    for module in (attention, linear, rows, streams):
         module.chained = lambda tensor: True  # type: ignore[attr-defined]
     smollm2()
     lanes = idle_rows(1, 4)
     recurrent_kinds(lanes)
     wide_kinds(lanes)
+    packed_layers()
+    decode(lanes)
+    behind_mailbox(lanes)
+    draft_pairs(lanes)
     sparse_attention(DeviceRows(lanes.tokens, lanes.slots, lanes.first, lanes.counts, lanes.tables.repeat(1, 8), 4))
     rounds()
 

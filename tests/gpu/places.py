@@ -6,9 +6,11 @@ Inputs are made on the CPU and rounded to the type of the place, so that the ref
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -74,6 +76,7 @@ def interpreter() -> Place:
     with _kernels(torch.device("cpu")):
         runtime = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
         _mend_scalars(runtime)
+        _patch_once(runtime)
     return Place(torch.device("cpu"), torch.float32, 2e-6)
 
 
@@ -94,6 +97,37 @@ def _mend_scalars(runtime: Any) -> None:
 
     patch.mended = True  # type: ignore[attr-defined]
     runtime._patch_lang_tensor = patch
+
+
+def _patch_once(runtime: Any) -> None:
+    """Lets a kernel's functions run on what its launch has patched: again for each call, it takes most of the time."""
+    original = runtime._patch_lang
+    if getattr(original, "once", False):
+        return
+    patched: set[Any] = set()
+
+    @cache
+    def modules(file: str) -> set[Any]:
+        known = (runtime.tl, runtime.tl.core)
+        return {value for value in vars(sys.modules[file]).values() if any(value is module for module in known)}
+
+    def patch(function: Any) -> Any:
+        own = modules(function.__globals__["__name__"])
+        if own <= patched:
+            return runtime._LangPatchScope()
+        scope = original(function)
+        patched.update(own)
+        restore = scope.restore
+
+        def restored() -> None:  # of the launch alone: functions that it calls restore nothing
+            restore()
+            patched.clear()
+
+        scope.restore = restored
+        return scope
+
+    patch.once = True  # type: ignore[attr-defined]
+    runtime._patch_lang = patch
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:

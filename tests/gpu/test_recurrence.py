@@ -153,7 +153,8 @@ def test_delta_rule_and_commit_of_any_prefix_agree(place: Place, rows: DeviceRow
                     wanted[target] = recover_one(states[slot], after.get(slot), kept[lane])
             got = place.run(kept_rows, states.clone(), torch.tensor(kept), torch.tensor(targets), rows)
             assert torch.equal(got.isnan(), wanted.isnan())
-            assert distance(got.nan_to_num(0.0), wanted.nan_to_num(0.0)) < 2e-5
+            # A chunk's state comes from products of the inputs' own type, a verified prefix's from float32 records.
+            assert distance(got.nan_to_num(0.0), wanted.nan_to_num(0.0)) < (place.tolerance if whole else 2e-5)
 
 
 def recover_one(state: Tensor, corrections: Corrections | None, kept: int) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
+from recipes.components.gpu import selection
+from recipes.components.gpu.head_rows import HeadNorms, HeadShape, SparseState, keep_heads, place_heads
 from recipes.components.gpu.rows import Placed, open_rows
 from recipes.components.gpu.selection import (
     Chosen,
@@ -29,6 +31,7 @@ from recipes.components.gpu.selection import (
 from recipes.components.hyperconnection import centred_rms_norm
 from recipes.components.indexed_attention import Indexer, attend_selected, ring_capacity, rotate_half
 from recipes.components.paged_attention import Heads
+from shared.frames import Fault
 from tests.gpu.places import Place, distance
 
 INDEXER = Indexer(heads=2, size=16, ratio=4, budget=5, rotary=8, theta=1e4, epsilon=1e-6)
@@ -89,7 +92,7 @@ def history_of(place: Place) -> History:
         ring=torch.full((SLOTS, CAPACITY, INDEXER.size), math.nan),
         tags=torch.full((SLOTS, CAPACITY), -1),
         groups=torch.full((lanes * TABLE * 16, INDEXER.size), math.nan),
-        missing=torch.zeros(lanes, dtype=torch.int32),
+        missing=torch.zeros(SLOTS, dtype=torch.int32),
     )
     pages = torch.full((lanes * TABLE + 1, 2, HEADS.keys, 64, HEADS.size), math.nan)
     found = History(rows, open_rows(rows, torch.zeros(1, 1))[1], raw, 0.2 * torch.randn(INDEXER.size), pages, state)
@@ -152,7 +155,7 @@ def test_a_stale_ring_place_is_a_fault_and_never_a_key(place: Place) -> None:
         TURNS,
         history.rows,
     )
-    assert state.missing.tolist() == [1, 0, 0, 0, 0]
+    assert state.missing.tolist() == [Fault.MISSING_HISTORY if slot == 4 else 0 for slot in range(SLOTS)]
     assert state.groups[history.group_places(0, 1)].isnan().all()
 
 
@@ -186,7 +189,9 @@ def selected_by_cpu(place: Place, history: History, queries: Tensor) -> dict[int
     return found
 
 
-def test_chosen_groups_and_attention_to_them_agree(place: Place) -> None:
+@pytest.mark.parametrize("part", [2048, 8], ids=["one program", "the best of parts"])
+def test_chosen_groups_and_attention_to_them_agree(place: Place, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_CHOICE_PART", part)
     history = history_of(place)
     for lane, first, count in history.lanes():
         keys = history.group_keys(place, lane, first + count)
@@ -197,7 +202,7 @@ def test_chosen_groups_and_attention_to_them_agree(place: Place) -> None:
     queries = place.rounded(torch.randn(count, HEADS.queries, HEADS.size))
     projected = place.rounded(torch.randn(count, HEADS.queries * 2 * HEADS.size))
     masks = selected_by_cpu(place, history, index_queries)
-    state, arrived = typed(place, history.state), torch.zeros(count * HEADS.keys, dtype=torch.int32).to(place.device)
+    state = typed(place, history.state)
     kept: list[Chosen] = []
 
     def attended(
@@ -205,12 +210,11 @@ def test_chosen_groups_and_attention_to_them_agree(place: Place) -> None:
     ) -> Tensor:
         chosen = select(index_queries, state, placed, INDEXER)
         kept.append(chosen)
-        return attend_chosen(queries, projected, pages, placed, chosen, INDEXER, HEADS, arrived)
+        return attend_chosen(queries, projected, pages, placed, chosen, INDEXER, HEADS)
 
     arguments = (index_queries, queries, projected, history.pages)
     plain = attended(*arguments, history.placed, history.state)
     found = place.run(attended, *(place.typed(part) for part in arguments), history.placed, state)
-    assert not arrived.any()
     gates = projected.view(count, HEADS.queries, 2, HEADS.size)[:, :, 1].flatten(1).sigmoid()
     for row in range(count):
         if row not in masks:
@@ -265,3 +269,54 @@ def test_heads_are_normed_and_turned_and_state_is_stored(place: Place) -> None:
     assert torch.equal(kept.cpu().isnan(), plain.isnan())
     assert (~plain.isnan()).sum() == int(valid.sum()) * 2 * HEADS.keys * HEADS.size
     assert distance(kept.cpu().float().nan_to_num(0.0), plain.nan_to_num(0.0)) < place.tolerance
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_one_kernel_places_what_several_do(place: Place, stale: bool) -> None:
+    """Queries, pages, groups, rings and faults, against the same steps one after the other; NaN stays where it was."""
+    history, shape = history_of(place), HeadShape(HEADS, INDEXER)
+    if stale:
+        history.state.tags[4, 0] = 12
+    norms = HeadNorms(*(0.2 * torch.randn(size) for size in (HEADS.size, HEADS.size, INDEXER.size, INDEXER.size)))
+    projected = place.rounded(torch.randn(len(history.rows.tokens), sum(shape.sizes)))
+    plain = SparseState(history.pages.clone(), typed(replace(place, device=torch.device("cpu")), history.state))
+    arguments = (TURNS, plain, history.rows, history.placed, shape)
+    wanted = place_heads(place.typed(projected), norms, *arguments)
+    valid = history.placed.positions >= 0
+
+    def compared(found: SparseState) -> None:
+        assert torch.equal(found.pages.isnan().cpu(), plain.pages.isnan())
+        assert distance(found.pages.cpu().float().nan_to_num(0.0), plain.pages.nan_to_num(0.0)) < place.tolerance
+        groups, expected = found.index.groups.cpu().float(), plain.index.groups.float()
+        assert torch.equal(groups.isnan(), expected.isnan())
+        assert distance(groups.nan_to_num(0.0), expected.nan_to_num(0.0)) < place.tolerance
+        assert torch.equal(found.index.tags.cpu(), plain.index.tags)
+        assert torch.equal(found.index.ring.cpu().float().nan_to_num(9.0), plain.index.ring.float().nan_to_num(9.0))
+        assert torch.equal(found.index.missing.cpu(), plain.index.missing)
+
+    def state() -> SparseState:
+        return SparseState(place.typed(history.pages.clone()).to(place.device), typed(place, history.state))
+
+    found = state()
+    kept: list[Tensor] = []
+    place.run(
+        lambda p, n, t, r, d: kept.extend(place_heads(p, n, t, found, r, d, shape)),
+        place.typed(projected), norms, TURNS, history.rows, history.placed,
+    )  # fmt: skip
+    for own, other in zip(kept, wanted, strict=True):
+        assert distance(own.cpu()[valid], other[valid]) < place.tolerance
+    compared(found)
+    assert bool(plain.index.missing.any()) == stale
+    found = state()
+    place.run(
+        lambda p, n, t, r, d: keep_heads(p, n, t, found, r, d, shape),
+        place.typed(projected[:, shape.kept :].contiguous()), norms, TURNS, history.rows, history.placed,
+    )  # fmt: skip
+    compared(found)
+    found = state()
+    place.run(
+        lambda p, n, t, r, d: kept.extend(place_heads(p, n, t, found, r, d, shape, chooses=False)),
+        place.typed(projected), norms, TURNS, history.rows, history.placed,
+    )  # fmt: skip
+    assert torch.equal(found.index.tags.cpu(), history.state.tags)
+    assert torch.equal(found.pages.isnan().cpu(), plain.pages.isnan())

@@ -67,7 +67,6 @@ M_TOKENS = _constant(METADATA)
 TORN_PLAN = _constant(Fault.TORN_PLAN)
 UNEXPECTED_PLAN = _constant(Fault.UNEXPECTED_PLAN)
 STALE_EPOCH = _constant(Fault.STALE_EPOCH)
-ROW_SERVER = _constant(Fault.ROW_SERVER)
 
 W = _constant(ROW_TOKENS)
 DIM = _constant(WORDS)

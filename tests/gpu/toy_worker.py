@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shared.cuda_driver import Driver, bind
 from shared.cuda_regions import CudaRegion, Registration, create_cuda, register_host
 from shared.frames import FRAMES, METADATA, ROW_TOKENS
 from shared.regions import PosixRegion, create
 from tests.gpu import toy_kernels as kernels
-from tests.gpu import toy_mailbox, toy_words
+from tests.gpu import toy_words
 from tests.gpu.toy_plans import COMPLETION, GEOMETRY, PLAN, SLOTS, Records
-from tests.gpu.toy_rows import ANSWER, ANSWERED, MAILBOX_WORDS, ROW_WORDS
 from tests.gpu.toy_rules import WORDS, Slot, first_slot, signed
 
 _instances = itertools.count(0x70F)
@@ -45,7 +43,6 @@ class ToyWorker:
     def __init__(
         self,
         *,
-        mailbox: bool = False,
         mirrored: bool = False,
         busy_cycles: int = 0,
         work: Callable[[], object] | None = None,
@@ -54,12 +51,9 @@ class ToyWorker:
         self.driver = self._driver()
         self.plans = create("plans", FRAMES * PLAN.nbytes, instance)
         self.completions = create_cuda(FRAMES * COMPLETION.nbytes, instance, self.driver)
-        self.mailbox = create("mailbox", MAILBOX_WORDS * 8, instance) if mailbox else None
         self.mirror = create("mirror", FRAMES * COMPLETION.nbytes, instance) if mirrored else None
         self._registered: list[Registration] = []
-        self._plan_words, self._mailbox_words, self._mirror_words = map(
-            self._register, (self.plans, self.mailbox, self.mirror)
-        )
+        self._plan_words, self._mirror_words = map(self._register, (self.plans, self.mirror))
         self._work, self._busy_cycles = work, busy_cycles
         self._out = self._wrap(self.completions.pointer, FRAMES * COMPLETION.nbytes // 8)
         self._plan = self._zeros(PLAN.nbytes // 8)
@@ -67,7 +61,6 @@ class ToyWorker:
         self._slots, self._states = self._zeros(SLOTS, 8), self._zeros(SLOTS, WORDS)
         self._exports = self._zeros(GEOMETRY.snapshot_slots, WORDS)
         self._verdicts = self._zeros(SLOTS, int(toy_words.V_COLUMNS.value))
-        self._rows = self._zeros(FRAMES, SLOTS, ROW_WORDS)
         self._journal = self._zeros(JOURNAL_ROUNDS, 1 + SLOTS * _RECORD)
         self.replay = self._capture()
         self.reset()
@@ -92,11 +85,11 @@ class ToyWorker:
         self.stream = torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
-            self._round(wait=False)
+            self._round()
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
-            self._round(wait=True)
+            self._round()
 
         def replay() -> None:
             with torch.cuda.stream(self.stream):
@@ -104,7 +97,7 @@ class ToyWorker:
 
         return replay
 
-    def _round(self, wait: bool) -> None:
+    def _round(self) -> None:
         one, lanes = (1,), (SLOTS,)
         words, blocks = PLAN.nbytes // 8, -(-COMPLETION.nbytes // 8192)
         tail, head = toy_words.TAIL.value, toy_words.HEAD.value
@@ -113,8 +106,6 @@ class ToyWorker:
         kernels.fetch_body[(-(-words // 1024),)](self._plan_words, self.sequence, self._plan, 1024)
         kernels.fetch_word[one](self._plan_words, self.sequence, self._ends[1:], head, num_warps=1)
         kernels.clear_frame[one](self.sequence, self._out, self._ends, self._faults, num_warps=1)
-        if self._mailbox_words:
-            self._ask_for_rows(wait)
         if self._busy_cycles:
             torch.cuda._sleep(self._busy_cycles)
         if self._work is not None:
@@ -133,31 +124,11 @@ class ToyWorker:
             kernels.mirror[(blocks,)](self.sequence, self._out, self._mirror_words, True, 1024)
         kernels.advance[one](self.sequence, num_warps=1)
 
-    def _ask_for_rows(self, wait: bool) -> None:
-        one, mailbox = (1,), self._mailbox_words
-        toy_mailbox.publish_ids[one](self._plan, self._faults, self._slots, mailbox, num_warps=1)
-        toy_mailbox.ring[one](self.sequence, mailbox, num_warps=1)
-        if wait:
-            self._wait_for(mailbox + ANSWER * 8, ANSWERED)
-        toy_mailbox.collect[one](self.sequence, mailbox, self._faults, self._rows, num_warps=2)
-
-    def _wait_for(self, pointer: int, value: int) -> None:
-        """A memory-wait node: the rest of the graph runs when the word at `pointer` is at least `value`."""
-        from cuda.bindings import driver as cuda
-
-        flag = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
-        stream = torch.cuda.current_stream().cuda_stream
-        (status,) = cuda.cuStreamWaitValue64(stream, pointer, value, flag)
-        if status:
-            raise RuntimeError(f"cuStreamWaitValue64 under capture: {status}")
-
     def reset(self, sequence: int = 0) -> None:
         """Puts the first slots back and empties everything else; not while a round runs."""
         # Zeroes would read as a whole plan for round 0.
         self.plans.payload[:] = b"\xff" * self.plans.handle.nbytes
-        if self.mailbox is not None:
-            self.mailbox.payload[:] = bytes(self.mailbox.handle.nbytes)
-        for tensor in (self._exports, self._journal, self._verdicts, self._rows):
+        for tensor in (self._exports, self._journal, self._verdicts):
             tensor.zero_()
         self.sequence.fill_(sequence)
         first = [first_slot(index) for index in range(SLOTS)]
@@ -201,10 +172,6 @@ class ToyWorker:
         """Every export row; zeroes where nothing was exported."""
         return [tuple(row) for row in self._exports.cpu().numpy().view(np.uint64).tolist()]
 
-    def rows(self, sequence: int) -> NDArray[np.int64]:
-        """The rows that round `sequence` collected."""
-        return self._rows[sequence & 1].cpu().numpy()
-
     def journal(self, rounds: Iterable[int]) -> list[tuple[int, Records]]:
         """Plan checksum and records of past rounds."""
         kept = self._journal.tolist()
@@ -219,9 +186,7 @@ class ToyWorker:
         self.settle()
         for registration in self._registered:
             registration.close()
-        regions: tuple[PosixRegion | CudaRegion | None, ...] = (
-            self.plans, self.mailbox, self.mirror, self.completions,
-        )  # fmt: skip
+        regions: tuple[PosixRegion | CudaRegion | None, ...] = (self.plans, self.mirror, self.completions)
         for region in regions:
             if region is not None:
                 region.close()

@@ -26,10 +26,11 @@ def test_the_layout_is_the_promised_one() -> None:
         ("tag", "<i8", (8,), 256),
         ("progress", "<i8", (8,), 320),
         ("tallies", "<i8", (8,), 384),
-        ("ids", "<i8", (100,), 448),
-        ("rows", "|u1", (100, 96), 1248),
+        ("waits", "<i8", (16,), 448),
+        ("ids", "<i8", (100,), 576),
+        ("rows", "|u1", (100, 96), 1376),
     ]
-    assert layout.nbytes == 10880
+    assert layout.nbytes == 11008
 
 
 def test_an_ask_is_answered_taken_and_over(words: Mailbox) -> None:

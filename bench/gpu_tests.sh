@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Every test that needs a card: a process a file, JOBS at once, what measures alone at the end; then the slowest.
+# Most of their time is one core compiling kernels, so files side by side take a fraction of one after the other, and
+# share what they compiled. Usage: bench/gpu_tests.sh [LOGS [FILE...]]; PYTHON, JOBS, LIMIT (seconds a file).
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+logs=${1:-$(mktemp -d)}
+shift || true
+mkdir -p "$logs"
+export python=${PYTHON:-python3} logs limit=${LIMIT:-280}
+files=("$@")
+if [ ${#files[@]} = 0 ]; then
+  mapfile -t files < <(grep -lE 'mark\.gpu|place: Place|Pair' -r tests --include 'test_*.py' | sort)
+fi
+
+one() { # NAME ARGUMENTS...: one file's tests; its result in a line
+  local name=$1 begin code
+  shift
+  begin=$(date +%s)
+  timeout "$limit" "$python" -m pytest -p no:cacheprovider -q -m gpu --durations=0 "$@" > "$logs/$name.log" 2>&1
+  code=$?
+  [ "$code" = 5 ] && return 0 # nothing for a card in it
+  printf '%s %4d s  %-32s %s\n' "$([ "$code" = 0 ] && echo ok || echo "FAILED($code)")" $(($(date +%s) - begin)) \
+    "$name" "$(grep -E '^[0-9]+ (passed|failed|skipped|error)|, [0-9]+ passed|in [0-9.]+s' "$logs/$name.log" | tail -1)"
+  [ "$code" = 0 ]
+}
+export -f one
+failed=0
+printf '%s\n' "${files[@]}" | xargs -P "${JOBS:-8}" -I{} bash -c 'one "$(basename {} .py)" {} -k "not costs"' || failed=1
+measuring=$(grep -lE 'def test_\w*costs' "${files[@]}")
+for file in $measuring; do one "$(basename "$file" .py).costs" "$file" -k costs || failed=1; done
+
+echo "slowest:"
+grep -hE '^[0-9.]+s (call|setup|teardown)' "$logs"/*.log | sort -rn | head -20
+grep -hE '^figure:' "$logs"/*.log
+for log in "$logs"/*.log; do grep -lqE '^(FAILED|ERROR)' "$log" && grep -hE '^(FAILED|ERROR|E  )' "$log" | head -20; done
+exit $failed
