@@ -54,8 +54,11 @@ def most_rows(manifest: Manifest) -> int:
 
 
 def sampled_rows(manifest: Manifest) -> int:
-    """The most rows that one graph of a core draws tokens from: lanes times width."""
-    return max(graph.batch_capacity * max(graph.verify_tokens, 1) for graph in manifest.graphs)
+    """The most rows of which one graph of a core has all logits at once: lanes times width, or a scored chunk."""
+    return max(
+        graph.token_capacity if graph.kind == "scored_prefill" else graph.batch_capacity * max(graph.verify_tokens, 1)
+        for graph in manifest.graphs
+    )
 
 
 def most_lanes(manifest: Manifest) -> int:

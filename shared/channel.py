@@ -188,7 +188,11 @@ class Client(Generic[Incoming]):
     def receive(self) -> Incoming | None:
         """One message, or None when nothing (valid) waits."""
         while waits(self.socket):
-            message = _decode(self.decoder, self.socket.recv(zmq.NOBLOCK), self.refused)
+            try:
+                data = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None  # the connection ended in between, and took the message with it
+            message = _decode(self.decoder, data, self.refused)
             if message is not None:
                 return message
         return None

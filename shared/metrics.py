@@ -261,7 +261,11 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _gauge(ROUND_AGE_SECONDS, WORKER, "For how long the round that is running has run, in seconds; 0 if none is."),
     _gauge(SNAPSHOT_SLOTS, WORKER, "Snapshot slots that this worker holds."),
-    _counter(STALE_MESSAGES, WORKER, "Messages of a scheduler that is not the one attached to, ignored."),
+    _counter(
+        STALE_MESSAGES,
+        WORKER,
+        "Ignored messages: of a scheduler that is not the one attached to, or for slots that were emptied since.",
+    ),
     _gauge(TABLE_BYTES, WORKER, "Bytes of the core's embedding tables by where they lie: gpu, ram or disk.", "storage"),
     _counter(ROWS_ASKED, WORKER, "Rows of tables on disk that rounds asked for, each once a round."),
     _counter(ROW_CACHE_HITS, WORKER, "Rows among them that the row server had in its cache."),

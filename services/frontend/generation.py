@@ -42,13 +42,22 @@ class Emission:
 
 @dataclass(slots=True)
 class ScoredPrompt:
-    """A prompt whose tokens are told with log probabilities, each once and in order."""
+    """A prompt whose tokens are told with log probabilities, each once and in order.
+
+    `shown` characters of it are echoed: what the tokenizer put before them counts none.
+    """
 
     ids: tuple[int, ...]
     vocabulary: Vocabulary
+    shown: int
     _told: int = 0
-    _decoded: int = 0
+    _decoded: int = field(init=False)
+    """Characters so far, below zero in what is not shown."""
     _detokenizer: Detokenizer = field(default_factory=Detokenizer)
+
+    def __post_init__(self) -> None:
+        whole = b"".join(self.vocabulary.raw(token) for token in self.ids).decode("utf-8", "replace")
+        self._decoded = min(self.shown - len(whole), 0)
 
     @property
     def left(self) -> int:
@@ -72,7 +81,7 @@ class ScoredPrompt:
         text = self._detokenizer.feed(self.vocabulary.raw(token))
         self._told += 1
         self._decoded += len(text)
-        return Detail(token, "", 0, offset, scores, prompt=True)
+        return Detail(token, "", 0, max(offset, 0), scores, prompt=True)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from services.scheduler.tallies import Tallies
 from services.scheduler.worker_link import LinkState, WorkerLink
 from shared.channel import Server, waits
 from shared.errors import StaleRecord, Unroutable
+from shared.frames import FRAMES
 from shared.messages.scheduler import Attached, FromWorker, RoundDone, WorkerBeat, WorkerFault, WorkerHello
 
 HURRIED_NS = 1_500_000
@@ -99,12 +100,18 @@ class DeviceSide:
         rounds: list[Round] = []
         # A Hello after a loss is the worker come back; a beat may have been sent before it and says nothing.
         losses, greeted = self._server.losses(), False
-        while (received := self._server.receive()) is not None:
+        fault: WorkerFault | None = None
+        # No more than can be queued: rounds that end as fast as they are taken would keep their tokens here for ever.
+        while len(rounds) < FRAMES and (received := self._server.receive()) is not None:
             peer, message = received
             if isinstance(message, WorkerHello):
                 greeted |= self._greet(peer, message, now)
+            elif isinstance(message, WorkerFault) and self._link.knows(peer, message):
+                fault = message  # rounds that were over before it may come behind it, by their own connection
             elif self._link.knows(peer, message):
                 self._take(peer, message, now, rounds)
+        if fault is not None and self._link.knows_instance(fault.instance):
+            self._failed(fault)
         if losses and not greeted:
             self._link.suspect(now)
         return rounds
@@ -169,10 +176,6 @@ class DeviceSide:
         elif isinstance(message, Attached):
             if self._link.attached(peer, message):
                 self._start()
-        elif isinstance(message, WorkerFault):
-            self._lost(f"the worker failed: {message.code}")
-            self._log.error("worker.fault", code=message.code, message=message.message)
-            self._link.close()
         elif isinstance(message, WorkerBeat) and message.draining and self.ready:
             if not self._leaving:
                 self._log.info("worker.draining", running=self._roster.running)
@@ -180,6 +183,11 @@ class DeviceSide:
         elif self._link.state is LinkState.NONE:
             self._log.info("worker.back")
             self._link.again(now)
+
+    def _failed(self, fault: WorkerFault) -> None:
+        self._lost(f"the worker failed: {fault.code}")
+        self._log.error("worker.fault", code=fault.code, message=fault.message)
+        self._link.close()
 
     def _start(self) -> None:
         hello = self._link.hello

@@ -83,10 +83,13 @@ class FrontendSide:
         """Whether a message of a frontend waits."""
         return waits(self._server.socket)
 
-    def receive(self, now: float, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """Takes waiting messages; True if some may be left, because the device is to be served first."""
-        for _ in range(BURST):
-            if hurried():
+    def receive(self, now: float, least: int = BURST, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Takes waiting messages; True if some may be left, because the device is to be served first.
+
+        But `least` are taken in any case: as many as come back for what was delivered, and more, or nobody is heard.
+        """
+        for taken in range(BURST):
+            if taken >= least and hurried():
                 return True
             received = self._server.receive()
             if received is None:

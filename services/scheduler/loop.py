@@ -25,6 +25,8 @@ from shared.messages.scheduler import FROM_FRONTEND, FROM_WORKER, FromFrontend, 
 from shared.pulse import PULSE
 
 TICK_S = 0.1
+HEARD = 8
+"""Messages of frontends that a turn takes beyond an acknowledgement for each delivery, however short rounds are."""
 TURNING_S = 0.003
 """Longest that the loop turns without sleep: two short rounds. docs/operations.md says what that costs."""
 STATUS_S = 1.0
@@ -143,7 +145,8 @@ class Loop:
         self._timing.rounds(rounds, now)
         self._progress.admissions(self._device.admitted, now)
         self._progress.rounds(rounds, now)
-        more = self._frontends.receive(now, lambda: self._device.waiting)
+        told = sum(len(completed.deliveries) for completed in rounds)
+        more = self._frontends.receive(now, told + HEARD, lambda: self._device.waiting)
         self._device.pump()
         self._timing.admissions(self._device.admitted, now)
         self._progress.admissions(self._device.admitted, now)

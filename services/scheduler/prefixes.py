@@ -81,7 +81,7 @@ class Prefixes:
         """The request has its slot; the first time, its prompt counts as a query."""
         if request.cached is None:
             request.cached = request.share.hit
-            self.queries += request.prompt_length if self._active else 0
+            self.queries += request.prompt_length if self._active and not request.scores else 0
             self.hits += request.share.hit
 
     def restored(self, request: Request, noted: int) -> None:

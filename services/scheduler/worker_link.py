@@ -58,6 +58,7 @@ class WorkerLink:
         self._plan_layout = plan_layout(manifest.geometry, largest_chunk(manifest))
         self._completion_layout = completion_layout(manifest.geometry)
         self._peer = self._rounds_peer = b""
+        self._attempt = 0
         self._heard = 0.0
         self._suspected: float | None = None
         self._regions: tuple[Region, Region] | None = None
@@ -78,12 +79,17 @@ class WorkerLink:
             return peer == self._rounds_peer
         return peer == self._peer or isinstance(message, Attached)
 
+    def knows_instance(self, instance: int) -> bool:
+        """Whether this is the worker whose Hello was taken last."""
+        return self.hello is not None and self.hello.instance == instance
+
     def greet(self, peer: bytes, hello: WorkerHello, now: float) -> bool:
         """Opens a worker's regions and sends `Attach`. False, with the reason in the log, if it cannot serve here."""
         self.close()
         try:
             self._open(hello)
-            self._server.send(peer, Attach(instance=self._instance))
+            self._attempt += 1
+            self._server.send(peer, Attach(instance=self._instance, attempt=self._attempt))
         except (RegionError, msgspec.MsgspecError, Unroutable) as error:
             self._log.error("worker.refused", worker=hello.instance, reason=str(error))
             self.close()
@@ -109,8 +115,12 @@ class WorkerLink:
         return ""
 
     def attached(self, peer: bytes, message: Attached) -> bool:
-        """The worker's answer to `Attach`; True once it serves this scheduler, at the connection `peer`."""
-        if self.state is not LinkState.ATTACHING or message.scheduler != self._instance or message.sequence < 0:
+        """The worker's answer to the last `Attach`; True once it serves this scheduler, at the connection `peer`.
+
+        An answer to an earlier one says nothing: the worker will empty its slots again, and whatever is in them.
+        """
+        mine = message.scheduler == self._instance and message.attempt == self._attempt
+        if self.state is not LinkState.ATTACHING or not mine or message.sequence < 0:
             return False
         self.state, self.sequence, self._rounds_peer = LinkState.READY, message.sequence, peer
         return True

@@ -37,9 +37,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """After all queued rounds: empty the slots for scheduler `scheduler`."""
+    """After all queued rounds: empty the slots for scheduler `scheduler`, whose handshake has number `attempt`."""
 
     scheduler: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class ResetDone:
 
     scheduler: int
     sequence: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class LaunchThread(threading.Thread):
             if isinstance(command, Reset):
                 catalog.reset()
                 self._since = None
-                self._report(ResetDone(command.scheduler, catalog.counter))
+                self._report(ResetDone(command.scheduler, catalog.counter, command.attempt))
                 continue
             if not isinstance(command, Launch):
                 raise ContractBreach("this launch thread has no line of its own")

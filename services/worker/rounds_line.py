@@ -56,7 +56,7 @@ class RoundsLine:
         self._refuse(message)
         return None
 
-    def attached(self, scheduler: int, sequence: int) -> None:
+    def attached(self, scheduler: int, sequence: int, attempt: int) -> None:
         """The slots are empty for `scheduler`, whose rounds are taken from now on; the next is `sequence`.
 
         What came before was for slots as they were: the same scheduler may have given this worker up in between.
@@ -64,7 +64,7 @@ class RoundsLine:
         while (message := self._client.receive()) is not None:
             self._refuse(message)
         self._scheduler = scheduler
-        self._send(Attached(instance=self._instance, scheduler=scheduler, sequence=sequence))
+        self._send(Attached(instance=self._instance, scheduler=scheduler, sequence=sequence, attempt=attempt))
 
     def done(self, found: Finished) -> None:
         """A round is over."""

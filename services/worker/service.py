@@ -85,6 +85,11 @@ class Worker:
         """Whether the launch thread is not expected to come back."""
         return self._launch.age(time.monotonic()) > self._config.round_timeout
 
+    @property
+    def loading(self) -> bool:
+        """Whether the launch thread still prepares the device, with threads that would finish it first."""
+        return not self._launch.ready.is_set() and self._launch.is_alive()
+
     def run(self) -> int:
         """Serves until told to stop; returns the exit code."""
         if threading.current_thread() is threading.main_thread():
@@ -97,14 +102,21 @@ class Worker:
             with served(shown, "worker", config.metrics_host, config.metrics_port, config.run_dir):
                 return self._load_and_serve(context)
         finally:
-            context.destroy(linger=200)
-            if self._recording is not None:
-                self._recording.close()
-            self._tables.stop()
-            if not self.stuck:
-                self._device.close()
-            self._tables.close()
-            self._frames.close()
+            self._close(context)
+
+    def _close(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Every step, whatever the one before it: a card that failed refuses what gives its memory back."""
+        steps: list[Callable[[], object]] = [lambda: context.destroy(linger=200)]
+        if self._recording is not None:
+            steps.append(self._recording.close)
+        steps.append(self._tables.stop)
+        if not self.stuck and not self.loading:
+            steps.append(self._device.close)
+        for step in (*steps, self._tables.close, self._frames.close):
+            try:
+                step()
+            except Exception as error:  # the next step frees what others would find
+                self._log.warning("worker.unclosed", reason=message_of(error, withhold=True)[:500])
 
     def _load_and_serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> int:
         while not self._launch.ready.wait(0.1):
@@ -213,7 +225,7 @@ class Worker:
     def _on_message(self, message: ToWorker) -> None:
         if isinstance(message, Attach):
             self._scheduler = message.instance
-            self._launch.submit(Reset(message.instance))
+            self._launch.submit(Reset(message.instance, message.attempt))
         elif message.instance != self._scheduler:
             self._meters.stale_messages += 1
             self._log.warning("worker.stale_message", kind=type(message).__name__)
@@ -241,7 +253,12 @@ class Worker:
                 self._sequence = outcome.sequence
                 self._log.info("worker.attached", scheduler=outcome.scheduler, sequence=outcome.sequence)
                 if not self._launch.speaks:
-                    attached = Attached(instance=self._instance, scheduler=outcome.scheduler, sequence=outcome.sequence)
+                    attached = Attached(
+                        instance=self._instance,
+                        scheduler=outcome.scheduler,
+                        sequence=outcome.sequence,
+                        attempt=outcome.attempt,
+                    )
                     self._send(client, attached)
 
     def _note(self, done: Finished) -> None:
@@ -283,8 +300,10 @@ def run(config: WorkerConfig, started: Callable[[Worker], None] | None = None) -
         started(worker)
     code = worker.run()
     structlog.get_logger().info("worker.stopped", code=code)
-    if worker.stuck:
-        # Nothing waits for that thread, but a library's own cleanup at exit may. Memory and sockets are closed already.
+    alone = threading.current_thread() is threading.main_thread()
+    if worker.stuck or (worker.loading and alone):
+        # Nothing waits for that thread, but a library's own cleanup at exit may, and threads that load for it. Memory
+        # and sockets are closed already.
         logs.flush()
         os._exit(code)
     return code

@@ -76,10 +76,14 @@ class WorkerHello(Message, frozen=True, kw_only=True):
 
 
 class Attached(Message, frozen=True, kw_only=True):
-    """The worker drained, reset its slots and now serves `scheduler`; the next round has number `sequence`."""
+    """The worker drained, reset its slots and now serves `scheduler`; the next round has number `sequence`.
+
+    `attempt` is that of the `Attach` which it answers.
+    """
 
     scheduler: int
     sequence: int
+    attempt: int = 0
 
 
 class RoundDone(Message, frozen=True, kw_only=True):

@@ -8,7 +8,12 @@ from shared.messages.common import Message
 
 
 class Attach(Message, frozen=True, kw_only=True):
-    """Answer to `WorkerHello`, also sent by a new scheduler: drain, reset the slots, answer `Attached`."""
+    """Answer to `WorkerHello`, also sent by a new scheduler: drain, reset the slots, answer `Attached`.
+
+    `attempt` numbers a scheduler's handshakes: answers may come by another connection than their questions.
+    """
+
+    attempt: int = 0
 
 
 class Replay(Message, frozen=True, kw_only=True):

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from services.frontend.generation import ScoredPrompt
 from shared.manifest import encode
+from shared.messages.common import TokenLogprobs
+from shared.messages.frontend import Delta
 from shared.messages.scheduler import Ack, Submit
 from tests.frontend.conftest import Deployment, deploy
 from tests.frontend.scripted_scheduler import Script
 from tests.frontend.small_core import END, START, make_manifest, write_core
+from tests.frontend.test_generation import word_vocabulary
 from tests.frontend.test_refusals import check_error
 
 SAID = (*b"hi", END)
@@ -34,6 +38,14 @@ def test_the_prompt_comes_token_by_token(served: Deployment, scored: tuple[tuple
     assert answer.usage is not None
     assert (answer.usage["prompt_tokens"], answer.usage["completion_tokens"]) == (5, 3)
     assert all(submit.scored for submit in served.scheduler.of(Submit))
+
+
+def test_what_the_tokenizer_puts_before_a_text_counts_no_characters() -> None:
+    """A start token is in the prompt's list, but not in the text that is echoed."""
+    prompt = ScoredPrompt((0, 1, 2, 3), word_vocabulary([b"<start>", b"a", b"b", b"c"]), shown=3)
+    scores = tuple(TokenLogprobs(logprob=-1.0) for _ in range(3))
+    told = prompt.feed(Delta(request="r", epoch=1, start=0, tokens=(), scores=scores))
+    assert [detail.offset for detail in told] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("prompt", ["a", [START]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from recipes.components.device_model import DeviceRows
@@ -50,6 +52,8 @@ def sparse_attention(lanes: DeviceRows) -> None:
     queries, index_queries = head_rows.place_heads(projected, norms, turns, state, long, placed, shape)
     head_rows.keep_heads(projected[:, shape.kept :].contiguous(), norms, turns, state, long, placed, shape)
     chosen = selection.select(index_queries, index, placed, INDEXER)
+    # So short that all groups are within the budget, and nothing has a score.
+    selection.select(index_queries, index, replace(placed, tables=placed.tables[:, :32].contiguous()), INDEXER)
     selection.attend_chosen(queries, projected, state.pages, placed, chosen, INDEXER, heads)
     selection.keep_rings(index.ring[None], index.tags[None], long, long.counts, long.slots)
 

@@ -129,7 +129,10 @@ class ScriptedWorker:
                     scheduler = message.instance
                     queued.clear()
                     self.slots.reset()
-                    self._send(client, Attached(instance=self.instance, scheduler=scheduler, sequence=self.sequence))
+                    attached = Attached(
+                        instance=self.instance, scheduler=scheduler, sequence=self.sequence, attempt=message.attempt
+                    )
+                    self._send(client, attached)
                 elif isinstance(message, Drain) and message.instance == scheduler:
                     if queued:
                         raise Violation("sent off with a round queued")

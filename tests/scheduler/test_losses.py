@@ -132,6 +132,22 @@ def test_messages_of_another_instance_are_ignored(serve: Serve) -> None:
     assert served.tallies.stale_records == 1
 
 
+def test_only_the_answer_to_the_last_handshake_counts(serve: Serve) -> None:
+    """A worker that says Hello twice is attached twice and empties its slots twice: rounds wait for the second."""
+    served = serve(manifest())
+    worker = served.worker(mixing, round_s=0.002)
+    frontend = served.frontend()
+    for name in ("a", "b", "c"):
+        for _ in range(3):
+            worker.say(worker.hello())
+        frontend.submit(name, [20] * 30, 20)
+        frontend.wait_over(name, seconds=10)
+        assert name in frontend.finished or frontend.failed[name].code == "state_lost"
+        frontend.submit(f"{name} again", [20] * 30, 20)
+        frontend.wait_over(f"{name} again", seconds=10)
+        assert frontend.output[f"{name} again"] == output(mixing, [20] * 30, 20)
+
+
 def test_a_completion_frame_that_is_torn_fails_its_requests_only(serve: Serve) -> None:
     served = serve(manifest())
     worker = served.worker(mixing, round_s=0.002)

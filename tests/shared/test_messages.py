@@ -12,7 +12,7 @@ from shared.messages import frontend, scheduler, worker
 from shared.messages.common import DraftCounts, Message, Sampling, TokenLogprobs, new_instance
 
 GOLDEN: list[tuple[Message, str]] = [
-    (worker.Attach(instance=1), "82a474797065a6417474616368a8696e7374616e636501"),
+    (worker.Attach(instance=1, attempt=2), "83a474797065a6417474616368a8696e7374616e636501a7617474656d707402"),
     (
         worker.Replay(instance=1, sequence=2, graph=3, requests=("r", "q/0")),
         "85a474797065a65265706c6179a8696e7374616e636501a873657175656e636502a5677261706803a8726571756573747392a172a3"

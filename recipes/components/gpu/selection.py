@@ -197,7 +197,9 @@ def select(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer)
         from recipes.components.gpu.chunk_attention import select_rows
 
         return select_rows(queries, state, placed, indexer)
-    scores = _scores(queries, state, placed, indexer, most) if most > indexer.budget else queries
+    # Where all fit nobody reads a score, but the kernel is compiled for their type.
+    fits = most <= indexer.budget
+    scores = queries.new_empty(1, 1, dtype=torch.float32) if fits else _scores(queries, state, placed, indexer, most)
     _choose(scores, placed, indexer, groups, numbers, most)
     return Chosen(groups, numbers, placed.positions)
 

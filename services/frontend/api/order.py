@@ -98,8 +98,9 @@ def _choices(
                 f"the prompt of {len(prompt.ids)} tokens leaves no room in a context of {core.context}", param=param
             )
         budget = room if wanted is None else min(max(wanted, 1), room)
-        if request.min_tokens is not None and request.min_tokens > (0 if wanted == 0 else budget):
-            raise InvalidRequest(f"min_tokens exceeds the {budget} tokens that may come", param="min_tokens")
+        most = 0 if wanted == 0 else budget
+        if request.min_tokens is not None and request.min_tokens > most:
+            raise InvalidRequest(f"min_tokens exceeds the {most} tokens that may come", param="min_tokens")
         # Without a seed equal prompts must not give equal answers.
         base = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         made += [

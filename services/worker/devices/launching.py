@@ -142,8 +142,8 @@ class DeviceLaunchThread(LaunchThread):
                 return
             device.reset()
             if self._line is not None:
-                self._line.attached(command.scheduler, device.counter)
-            self._report(ResetDone(command.scheduler, device.counter))
+                self._line.attached(command.scheduler, device.counter, command.attempt)
+            self._report(ResetDone(command.scheduler, device.counter, command.attempt))
 
     def _begin(self, launch: Launch, flight: _Flight) -> None:
         if len(flight.rounds) == flight.most and flight.over(waiting=True):

@@ -1,6 +1,6 @@
 """Recorded rounds of a device, for `--record`: the plan that each took, when it ran, and how much it emitted.
 
-`taken` belongs to the launch thread, `ended` to the one that waits for rounds. A plan is read where the scheduler wrote
+Both belong to the launch thread. A plan is read where the scheduler wrote
 it, whole, since no frame is written again before its round was reported.
 """
 
