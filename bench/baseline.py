@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any
 
 from compose.bench.pace import pace
@@ -27,6 +27,8 @@ from compose.bench.server import ServerUnderTest
 from compose.readiness import Address
 
 DECODED = 256
+SCRAPE_S = 1.5
+"""A service renders its metrics once in less time, and shows the same until then."""
 LAW = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "ignore_eos": True}
 
 
@@ -97,9 +99,11 @@ def tell(part: str, **found: Any) -> None:
 def decode(server: ServerUnderTest, prompts: Prompts, concurrency: int, prompt: int) -> None:
     """Tokens a second of all streams together, and how the worker's rounds followed one another meanwhile."""
     asked = [prompts.of(prompt) for _ in range(concurrency)]
+    sleep(SCRAPE_S)
     before = server.numbers("worker")
     with ThreadPoolExecutor(concurrency) as pool:
         found = list(pool.map(lambda pair: completed(server.address, pair[1], DECODED, pair[0]), enumerate(asked)))
+    sleep(SCRAPE_S)
     after = server.numbers("worker")
     rate = sum(one.tokens for one in found) / max(one.whole_ms for one in found) * 1e3
     per_token = median((one.whole_ms - one.first_ms) / max(one.tokens - 1, 1) for one in found)
