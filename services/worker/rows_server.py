@@ -72,13 +72,18 @@ class Desk:
         """Newest ask that needs no answer any more; one that waited for this process to start is served at once."""
 
     def serve(self) -> bool:
-        """Answers the newest ask, if it has none yet; whether there was one."""
+        """Answers the newest ask, if it has none yet; whether there was one.
+
+        Not one that is over meanwhile: its answer would be found by the next ask, whose own would then be late too, and
+        so on for ever.
+        """
         number = int(self._words.ring[0])
         if number == self._seen or self._words.answer[0] >= Answer.POISON:
             return False
         count = int(self._words.count[0])
         self._fetch(self._words.ids[:count].copy(), self._words.rows[:count])
-        self._words.reply(number)
+        if self._words.done[0] != number:
+            self._words.reply(number)
         self._seen = number
         return True
 

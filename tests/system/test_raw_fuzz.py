@@ -21,7 +21,7 @@ from tests.fixtures.harness import Server, wait_until
 from tests.system.pace import PROMPT, idle, memory, streaming_beside
 
 SEED = 20261130
-CASES = 1200
+CASES = 800
 CLIENTS = 4
 GROWTH_MIB = 64
 """What a service may gain. A leak of one unread body in each case would be hundreds."""

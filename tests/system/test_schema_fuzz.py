@@ -33,7 +33,7 @@ from services.frontend.api.surface import EVENTS, OPERATIONS, Operation
 from tests.fixtures.harness import SERVICES, Server, wait_until
 from tests.system.pace import PROMPT, idle, memory, streaming_beside
 
-CASES = 1200
+CASES = 800
 GROWTH_MIB = 96
 """What a service may gain over the run."""
 CHECKS = [

@@ -151,20 +151,18 @@ def test_a_round_that_asks_while_no_server_is_there_waits_for_the_next(desk: Row
 
 
 def test_rows_for_another_ask_fail_the_round_and_not_the_next(desk: RowDesk) -> None:
+    """Also asks that follow at once: each answer that is late would make the next one late."""
     words = desk.mailbox("ngrams")
-    os.kill(desk.server, signal.SIGSTOP)
-    asked = desk.sources["ngrams"].ask(torch.tensor([1]))
-    words.tag[0], words.answer[0] = words.ring[0] - 1, Answer.ROWS
-    with pytest.raises(RowsLost):
-        asked.take()
-    assert words.answer[0] == Answer.NONE
-    os.kill(desk.server, signal.SIGCONT)
-    wait_until(lambda: words.answer[0] != Answer.NONE, SOON_S, "the late answer of the stopped server")
-    late = int(words.tag[0])
-    with pytest.raises(RowsLost):  # what came too late must not feed the next round
-        desk.rows("ngrams", [2])
-    assert late == words.ring[0] - 1
-    wait_until(lambda: answered_again(desk), SOON_S, "rows for the rounds that follow")
+    for _ in range(5):
+        os.kill(desk.server, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(desk.server).status() == psutil.STATUS_STOPPED, SOON_S, "a stopped server")
+        asked = desk.sources["ngrams"].ask(torch.tensor([1]))
+        words.tag[0], words.answer[0] = words.ring[0] - 1, Answer.ROWS
+        with pytest.raises(RowsLost):
+            asked.take()
+        assert words.answer[0] == Answer.NONE
+        os.kill(desk.server, signal.SIGCONT)
+        assert any(answered_again(desk) for _ in range(200))
 
 
 def answered_again(desk: RowDesk) -> bool:
