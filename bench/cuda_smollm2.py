@@ -12,24 +12,12 @@ import statistics
 
 import torch
 
+from compose.bench.random_core import SMOLLM2_135M
 from recipes.components.device_model import DeviceRows
 from recipes.smollm2.architecture import Architecture, WeightFormat
 from recipes.smollm2.device_target import DeviceTarget
 from recipes.smollm2.device_weights import random_device_weights
 
-GEOMETRY = Architecture(
-    vocab_size=49152,
-    hidden_size=576,
-    layers=30,
-    query_heads=9,
-    key_heads=3,
-    head_size=64,
-    intermediate_size=1536,
-    context_length=8192,
-    rope_theta=1e5,
-    norm_epsilon=1e-5,
-    tied=True,
-)
 LANES = 16
 PAGES = 128  # of one lane: the whole context
 BATCHES, REPLAYS = 7, 40
@@ -40,7 +28,7 @@ def rows_at(lanes: int, width: int, position: int) -> DeviceRows:
     source = torch.Generator().manual_seed(lanes * 100 + width)
     tables = torch.randperm(LANES * PAGES, generator=source).view(LANES, PAGES)[:lanes]
     return DeviceRows(
-        tokens=torch.randint(0, GEOMETRY.vocab_size, (lanes * width,), generator=source).cuda(),
+        tokens=torch.randint(0, SMOLLM2_135M.vocab_size, (lanes * width,), generator=source).cuda(),
         slots=torch.arange(lanes).cuda(),
         first=torch.full((lanes,), position).cuda(),
         counts=torch.full((lanes,), width).cuda(),
@@ -100,7 +88,7 @@ def copy_bandwidth() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=GEOMETRY.layers)
+    parser.add_argument("--layers", type=int, default=SMOLLM2_135M.layers)
     parser.add_argument("--plain", action="store_true", help="start no kernel before the one before it has ended")
     parser.add_argument("--quick", action="store_true", help="only W = 1")
     options = parser.parse_args()
@@ -139,7 +127,7 @@ def replace_layers(layers: int) -> Architecture:
     """The geometry with so many layers."""
     import msgspec
 
-    return msgspec.structs.replace(GEOMETRY, layers=layers)
+    return msgspec.structs.replace(SMOLLM2_135M, layers=layers)
 
 
 if __name__ == "__main__":

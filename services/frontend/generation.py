@@ -44,20 +44,14 @@ class Emission:
 class ScoredPrompt:
     """A prompt whose tokens are told with log probabilities, each once and in order.
 
-    `shown` characters of it are echoed: what the tokenizer put before them counts none.
+    Its first `-decoded` characters are not echoed and count none: the tokenizer put them before the text.
     """
 
     ids: tuple[int, ...]
     vocabulary: Vocabulary
-    shown: int
+    decoded: int = 0
     _told: int = 0
-    _decoded: int = field(init=False)
-    """Characters so far, below zero in what is not shown."""
     _detokenizer: Detokenizer = field(default_factory=Detokenizer)
-
-    def __post_init__(self) -> None:
-        whole = b"".join(self.vocabulary.raw(token) for token in self.ids).decode("utf-8", "replace")
-        self._decoded = min(self.shown - len(whole), 0)
 
     @property
     def left(self) -> int:
@@ -77,10 +71,10 @@ class ScoredPrompt:
         return tuple(found)
 
     def _detail(self, scores: TokenLogprobs | None) -> Detail:
-        token, offset = self.ids[self._told], self._decoded
+        token, offset = self.ids[self._told], self.decoded
         text = self._detokenizer.feed(self.vocabulary.raw(token))
         self._told += 1
-        self._decoded += len(text)
+        self.decoded += len(text)
         return Detail(token, "", 0, max(offset, 0), scores, prompt=True)
 
 

@@ -42,7 +42,7 @@ def test_the_prompt_comes_token_by_token(served: Deployment, scored: tuple[tuple
 
 def test_what_the_tokenizer_puts_before_a_text_counts_no_characters() -> None:
     """A start token is in the prompt's list, but not in the text that is echoed."""
-    prompt = ScoredPrompt((0, 1, 2, 3), word_vocabulary([b"<start>", b"a", b"b", b"c"]), shown=3)
+    prompt = ScoredPrompt((0, 1, 2, 3), word_vocabulary([b"<start>", b"a", b"b", b"c"]), -len("<start>"))
     scores = tuple(TokenLogprobs(logprob=-1.0) for _ in range(3))
     told = prompt.feed(Delta(request="r", epoch=1, start=0, tokens=(), scores=scores))
     assert [detail.offset for detail in told] == [0, 0, 1, 2]

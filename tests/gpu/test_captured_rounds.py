@@ -118,13 +118,13 @@ def test_what_a_round_costs_beside_its_model(tmp_path: Path, figure: Callable[[s
 
 @pytest.mark.timeout(400)
 def test_what_a_round_of_smollm2_costs(tmp_path: Path, figure: Callable[[str], None]) -> None:
-    from bench.cuda_smollm2 import GEOMETRY
+    from compose.bench.random_core import SMOLLM2_135M
     from recipes.smollm2.device_target import DeviceTarget
     from recipes.smollm2.device_weights import random_device_weights
 
     manifest = flat_core(tmp_path)
-    weights = random_device_weights(GEOMETRY, "int8", CUDA, torch.bfloat16)
-    model = DeviceTarget(GEOMETRY, weights, manifest.geometry.pages, 16, 128)
+    weights = random_device_weights(SMOLLM2_135M, "int8", CUDA, torch.bfloat16)
+    model = DeviceTarget(SMOLLM2_135M, weights, manifest.geometry.pages, 16, 128)
     begin = time.perf_counter()
     peer = CudaPeer(manifest, model, None, layouts_of(manifest))
     figure(f"SmolLM2: {len(manifest.graphs)} graphs warmed and captured in {time.perf_counter() - begin:.1f} s")

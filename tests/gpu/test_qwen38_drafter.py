@@ -29,10 +29,11 @@ from recipes.qwen38.device_blocks import SparseAttention
 from recipes.qwen38.device_drafter import DeviceMtp, DrafterCounts
 from recipes.qwen38.device_weights import DeviceReader
 from recipes.qwen38.mtp import MtpDrafter, MtpLayer
-from recipes.qwen38.tiny import tiny_architecture, write_tiny
+from recipes.qwen38.tiny import write_tiny
 from recipes.qwen38.weights import WeightReader, read_drafter, read_target
 from shared.frames import InitFloat
 from tests.gpu.places import Place, card, distance, interpreter
+from tests.gpu.smallest import smallest
 from tests.threads import torch_threads
 
 SLOTS, SNAPSHOTS, PAGES = 3, 2, 9
@@ -158,17 +159,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.fixture
 def pair(place: Place, tmp_path: Path) -> Pair:
-    architecture = tiny_architecture(
-        num_hidden_layers=2,
-        layer_types=("linear_attention", "full_attention"),
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        num_experts_per_tok=2,
-        hc_count=2,
-        ple_layer_ids=(1,),
-    )
+    architecture = smallest()
     write_tiny(tmp_path, architecture, seed=3)
     tensors = Checkpoint(tmp_path).tensors
     plain = WeightReader(architecture, tensors)

@@ -26,9 +26,10 @@ from recipes.qwen38.checkpoint import Checkpoint
 from recipes.qwen38.device_target import DeviceTarget
 from recipes.qwen38.device_weights import DeviceReader
 from recipes.qwen38.target import Target
-from recipes.qwen38.tiny import tiny_architecture, write_tiny
+from recipes.qwen38.tiny import write_tiny
 from recipes.qwen38.weights import WeightReader, read_target
 from tests.gpu.places import Place, distance
+from tests.gpu.smallest import smallest
 
 SLOTS, SNAPSHOTS, PAGES = 3, 2, 9
 TABLES = [[7, 2, 5], [1, 8, 0]]
@@ -88,17 +89,7 @@ class Pair:
 
 @pytest.fixture
 def pair(place: Place, tmp_path: Path) -> Pair:
-    architecture = tiny_architecture(
-        num_hidden_layers=2,
-        layer_types=("linear_attention", "full_attention"),
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        num_experts_per_tok=2,
-        hc_count=2,
-        ple_layer_ids=(1,),
-    )
+    architecture = smallest()
     write_tiny(tmp_path, architecture, seed=1)
     tensors = Checkpoint(tmp_path).tensors
     weights = read_target(WeightReader(architecture, tensors))

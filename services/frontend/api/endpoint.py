@@ -62,7 +62,7 @@ def _generation(core: Core, order: Order, choice: ChoiceOrder) -> Generation:
         detailed=order.token_sources,
         show_end=order.include_stop,
         show_special=order.show_special,
-        scored=ScoredPrompt(choice.ids, core.vocabulary, len(choice.echo)) if order.scored else None,
+        scored=ScoredPrompt(choice.ids, core.vocabulary, -choice.lead) if order.scored else None,
         silent=choice.silent,
         echoed=len(choice.echo),
     )

@@ -33,6 +33,8 @@ class ChoiceOrder:
     seed: int
     max_tokens: int
     echo: str = ""
+    lead: int = 0
+    """Characters of a scored prompt that come before `echo` and are not shown."""
     silent: bool = False
     """Nothing shall be generated: the one token that the device draws is dropped."""
 
@@ -87,7 +89,13 @@ def _plain_order(core: Core, request: GenerationRequest) -> Order:
 
 
 def _choices(
-    core: Core, request: GenerationRequest, found: Sequence[Prompt], wanted: int | None, echo: bool, param: str
+    core: Core,
+    request: GenerationRequest,
+    found: Sequence[Prompt],
+    wanted: int | None,
+    echo: bool,
+    param: str,
+    scored: bool = False,
 ) -> tuple[ChoiceOrder, ...]:
     """`n` choices of each prompt, choice i of it with its seed + i. Raises `ContextOverflow`, `InvalidRequest`."""
     seed, made = base_seed(request.seed), []
@@ -101,11 +109,18 @@ def _choices(
         most = 0 if wanted == 0 else budget
         if request.min_tokens is not None and request.min_tokens > most:
             raise InvalidRequest(f"min_tokens exceeds the {most} tokens that may come", param="min_tokens")
+        lead = prompt.lead(core) if scored else 0
         # Without a seed equal prompts must not give equal answers.
         base = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         made += [
             ChoiceOrder(
-                number, prompt.ids, (base + index) % (1 << 64), budget, prompt.text if echo else "", wanted == 0
+                number,
+                prompt.ids,
+                (base + index) % (1 << 64),
+                budget,
+                prompt.text if echo else "",
+                lead,
+                wanted == 0,
             )
             for index in range(request.n or 1)
         ]
@@ -158,8 +173,9 @@ def take_completion(core: Core, body: bytes) -> Order:
     order = _plain_order(core, request)
     found = prompts(core, value, request.add_special_tokens is not False)
     wanted = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    choices = _choices(core, request, found, wanted, bool(request.echo), "prompt")
-    return replace(order, choices=choices, scored=bool(request.echo) and request.logprobs is not None)
+    scored = bool(request.echo) and request.logprobs is not None
+    choices = _choices(core, request, found, wanted, bool(request.echo), "prompt", scored)
+    return replace(order, choices=choices, scored=scored)
 
 
 def choice_sampling(order: Order, choice: ChoiceOrder) -> Sampling:

@@ -19,6 +19,10 @@ class Prompt:
     ids: tuple[int, ...]
     text: str = ""
 
+    def lead(self, core: Core) -> int:
+        """Characters that the tokenizer put before the text. Blocking: decodes all of it."""
+        return max(len(_decoded(core, self.ids)) - len(self.text), 0)
+
 
 def _text(core: Core, text: str, add_special_tokens: bool) -> Prompt:
     return Prompt(core.encode_text(text, add_special_tokens=add_special_tokens), text)
@@ -35,8 +39,11 @@ def _ids(core: Core, ids: Sequence[object], path: str) -> Prompt:
         if not 0 <= token < vocabulary:
             raise InvalidRequest(f"token ids lie between 0 and {vocabulary - 1}", param=f"{path}[{index}]")
         taken.append(token)
-    text = b"".join(core.vocabulary.raw(token) for token in taken).decode("utf-8", "replace")
-    return Prompt(tuple(taken), text)
+    return Prompt(tuple(taken), _decoded(core, taken))
+
+
+def _decoded(core: Core, ids: Sequence[int]) -> str:
+    return b"".join(core.vocabulary.raw(token) for token in ids).decode("utf-8", "replace")
 
 
 def prompts(core: Core, value: str | list[str | int | list[int]], add_special_tokens: bool) -> list[Prompt]:
