@@ -72,7 +72,7 @@ def expert_union(target: DeviceTarget, rows: DeviceRows) -> int:
     original = device_blocks.experts_of
 
     def counting(experts: ExpertBlock, x: Tensor, into: Injection) -> None:
-        best = (x.float() @ experts.router[:-1].float().T).topk(experts.routed.top).indices
+        best = (x.float() @ experts.router[: experts.routed.count].float().T).topk(experts.routed.top).indices
         found.append(int(torch.bincount(best.flatten()).count_nonzero()))
         original(experts, x, into)
 

@@ -14,6 +14,7 @@ from recipes.components import csf, nvfp4
 from recipes.components.gpu.expert_block import ExpertBlock
 from recipes.components.gpu.experts import PackedExperts
 from recipes.components.gpu.head_rows import HeadNorms
+from recipes.components.gpu.launch import even_lines
 from recipes.components.gpu.matrices import Matrix, before, behind, joined
 from recipes.components.gpu.mxfp8_linear import Mxfp8Weight
 from recipes.components.gpu.ngrams import DeviceHash, GateNorms
@@ -173,7 +174,7 @@ class DeviceReader:
         gate, up, down = (self._packed(name, part, target) for part in ("gate", "up", "down"))
         routers = [reader.plain(f"{name}.{part}.weight") for part in ("gate", "shared_expert_gate")]
         return ExpertBlock(
-            router=self._matrix(torch.cat(routers)),
+            router=self._matrix(even_lines(torch.cat(routers))),
             routed=PackedExperts(
                 gate_up=self._put(torch.cat([gate[0], up[0]], dim=1)),
                 gate_up_scales=self._put(torch.cat([gate[1], up[1]], dim=1)),

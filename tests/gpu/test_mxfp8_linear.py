@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from recipes.components import mxfp8
-from recipes.components.gpu.mxfp8_linear import Mxfp8Weight, mxfp8_gated, mxfp8_inject, mxfp8_linear, stacked
+from recipes.components.gpu.mxfp8_linear import Mxfp8Weight, mxfp8_gated, mxfp8_inject, mxfp8_linear, stacked, widened
 from recipes.components.gpu.streams import Injection
 from tests.gpu.places import Place, distance
 
@@ -78,6 +78,18 @@ def test_every_value_and_scale_widens_exactly(place: Place) -> None:
     found = torch.cat([place.run(mxfp8_linear, place.typed(part), weight, torch.float32) for part in picked])
     assert torch.equal(found, weight.wide().T)
     assert torch.equal(weight.wide(torch.bfloat16).float(), weight.wide())
+
+
+def test_a_matrix_is_widened_exactly(place: Place) -> None:
+    """Every byte that is a number under every scale that the type holds, in a last program that is not full."""
+    bytes = torch.arange(256, dtype=torch.uint8)
+    bytes[(bytes & 0x7F) == 0x7F] = 0
+    exponents = torch.arange(0 if place.dtype == torch.float32 else 8, 244, dtype=torch.uint8)
+    weight = Mxfp8Weight(
+        bytes.view(torch.float8_e4m3fn).expand(len(exponents), 256).contiguous(),
+        exponents[:, None].expand(-1, 8).contiguous(),
+    )
+    assert torch.equal(place.run(widened, weight, place.dtype).float(), weight.wide())
 
 
 def test_stacked_layers_are_one() -> None:

@@ -38,7 +38,8 @@ _CHUNK = 128
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlock:
-    """A layer's experts. `router` [E + 1, H] in the device's type: the last output is the shared expert's gate.
+    """A layer's experts. `router` [E + 1 or more, H] in the device's type: the shared expert's gate is behind the
+    experts' scores, then lines that fill up.
 
     Router weights are bfloat16 in a checkpoint and scores are float32, since routing decides between near ones.
     `shared_gate_up` [2 * J, H] holds gate first, then up; `shared_down` [H, J].
@@ -57,13 +58,14 @@ def expert_block(block: ExpertBlock, x: Tensor, into: Injection) -> None:
         _few_rows(block, block.shared_gate_up, block.shared_down, x, into)
         return
     scores = _scores(block.router, x, few)
-    weights, chosen = route(scores[:, :-1], block.routed.top)
+    held = block.routed.count
+    weights, chosen = route(scores[:, :held], block.routed.top)
     shared = multiply(_shared_inner(block.shared_gate_up, x), block.shared_down)
-    into.add(mixture(x, block.routed, weights, chosen, shared, scores[:, -1]))
+    into.add(mixture(x, block.routed, weights, chosen, shared, scores[:, held]))
 
 
 def _scores(router: Tensor, x: Tensor, few: bool) -> Tensor:
-    """float32 [R, E + 1]."""
+    """float32 [R, E + 1 or more]."""
     if few:
         return linear(x, Weight(router), x.dtype, _ROUTER)
     if x.is_cuda and x.dtype != torch.float32:
@@ -85,8 +87,8 @@ def _few_rows(block: ExpertBlock, gate_up: Mxfp8Weight, down: Mxfp8Weight, x: Te
     from recipes.components.gpu.experts_kernels import finish_experts
 
     scores, routed, count = _scores(block.router, x, few=True), block.routed, len(x)
-    gate = scores[:, -1]
-    weights, chosen, turned = route_turned(scores[:, :-1], routed.top, x)
+    gate = scores[:, routed.count]
+    weights, chosen, turned = route_turned(scores[:, : routed.count], routed.top, x)
     shared = mxfp8_gated(x, gate_up)
     parts = output_rows(inner_rows(turned, routed, chosen, turned=True, early=True), routed, chosen)
     (hidden, size), streams = down.values.shape, into.strengths.shape[1]

@@ -19,6 +19,8 @@ _CHUNK = 128
 _WARPS = 4
 _FEW_ROWS = 128
 """Up to here a program serves the rows that chose its expert; beyond, rows are sorted by expert first."""
+_APART = 4
+"""Up to here each row's picks have programs of their own: so few rows hardly ever choose the same expert."""
 _COLUMNS = 128
 _TURNED = 512
 """Inputs that a program puts in order at once."""
@@ -40,7 +42,7 @@ class Tile:
         return {} if self.registers is None else {"maxnreg": self.registers}
 
 
-# For one row, up to eight, and more: measured on an H200, docs/log.md.
+# For rows apart, up to eight, and more: measured on an H200, docs/log.md.
 _IN = Tile(2, 2, 72), Tile(4, 1, 128), Tile(2, 2)
 _OUT = Tile(2, 5), Tile(4, 2), Tile(2, 2)
 
@@ -59,6 +61,11 @@ class PackedExperts:
     down_scales: Tensor
     down_singles: Tensor
     top: int
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return len(self.down)
 
 
 def route(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -160,12 +167,12 @@ def _add(parts: Tensor, weights: Tensor, shared: Tensor, shared_gate: Tensor) ->
 
 def _size(rows: int) -> int:
     """Which tile."""
-    return (rows > 1) + (rows > 8)
+    return (rows > _APART) + (rows > 8)
 
 
 def _places(rows: int) -> int:
-    """Rows that a kernel is made for: one, eight, or a power of two."""
-    return 1 if rows == 1 else max(8, power_above(rows))
+    """Rows that a kernel is made for: one (any number, each apart), eight, or a power of two."""
+    return 1 if rows <= _APART else max(8, power_above(rows))
 
 
 def _launched(early: bool) -> dict[str, object]:

@@ -50,6 +50,11 @@ def eights(measured: int) -> int:
     return 8 if interpreted() else measured
 
 
+def even_lines(matrix: Tensor) -> Tensor:
+    """`matrix` [N, K] with lines of zeros behind, up to a multiple of eight: with less cuBLAS takes slow kernels."""
+    return torch.nn.functional.pad(matrix, (0, 0, 0, -len(matrix) % 8))
+
+
 def power_above(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()

@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 
 from recipes.components import mxfp8
 from recipes.components.gpu.launch import chained, eights, power_above, runs_triton
+from recipes.components.gpu.rows import gate_rows
 from recipes.components.gpu.streams import Injection
 
 _CHUNK = 128
@@ -22,6 +23,8 @@ _MOST_ROWS = 64
 _AT_ONCE = 32
 _FEW_PROGRAMS = 264
 """Two for each multiprocessor of an H200: with fewer programs each takes twice the warps."""
+_BLOCKS = 128
+"""Of 32 values that a program widens."""
 _AHEAD = 5
 """Chunks of a warp that are asked for before the wait for the kernel before."""
 
@@ -58,13 +61,26 @@ def stacked(*weights: Mxfp8Weight) -> Mxfp8Weight:
     )
 
 
+def widened(weight: Mxfp8Weight, dtype: torch.dtype) -> Tensor:
+    """`Mxfp8Weight.wide` in one kernel: its bytes once in, the matrix once out."""
+    if not runs_triton(weight.values):
+        return weight.wide(dtype)
+    from recipes.components.gpu.mxfp8_wide_kernels import widen
+
+    out, total = torch.empty(weight.values.shape, dtype=dtype, device=weight.values.device), weight.scales.numel()
+    widen[(-(-total // _BLOCKS),)](weight.values.view(torch.uint8), weight.scales, out, total, mxfp8.BLOCK, _BLOCKS)
+    return out
+
+
 def mxfp8_linear(x: Tensor, weight: Mxfp8Weight, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """[R, N] of `x` [R, K], in `dtype` or that of `x`, or in `out`. Sums are float32."""
     dtype = out.dtype if out is not None else dtype or x.dtype
     if runs_triton(x) and len(x) <= _MOST_ROWS:
         return _launch(x, weight, x.new_empty(len(x), weight.outputs, dtype=dtype) if out is None else out)
     kind = x.dtype if runs_triton(x) else torch.float32
-    found = (x.to(kind) @ weight.wide(kind).T).to(dtype)
+    matrix = widened(weight, kind).T
+    unrounded = x.is_cuda and kind != dtype == torch.float32
+    found = torch.mm(x, matrix, out_dtype=dtype) if unrounded else (x.to(kind) @ matrix).to(dtype)
     return found if out is None else out.copy_(found)
 
 
@@ -78,9 +94,11 @@ def mxfp8_inject(x: Tensor, weight: Mxfp8Weight, injection: Injection) -> None:
 
 def mxfp8_gated(x: Tensor, weight: Mxfp8Weight) -> Tensor:
     """silu(gate) * up, [R, N / 2] in the type of `x`, through a layer [N, K] that holds gate first, then up."""
-    if not runs_triton(x) or len(x) > _MOST_ROWS:
+    if not runs_triton(x):
         gate, up = mxfp8_linear(x, weight, torch.float32).chunk(2, dim=-1)
         return (silu(gate) * up).to(x.dtype)
+    if len(x) > _MOST_ROWS:
+        return gate_rows(mxfp8_linear(x, weight))
     return _launch(x, weight, x.new_empty(len(x), weight.outputs // 2), gated=True)
 
 

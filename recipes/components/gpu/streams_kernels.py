@@ -206,12 +206,15 @@ def norm_streams(
 
 @triton.jit
 def gate_low(
-    low: tl.tensor, out: tl.tensor, strengths: tl.tensor, S: tl.constexpr, L: tl.constexpr, N: tl.constexpr,
-    BN: tl.constexpr,
+    low: tl.tensor, out: tl.tensor, strengths: tl.tensor, LINE: tl.constexpr, S: tl.constexpr, L: tl.constexpr,
+    N: tl.constexpr, BN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row a program: `out` [R, L] = silu(low [R, N] / S), `strengths` [R, S] of what is behind L."""
+    """One row a program: `out` [R, L] = silu(low [R, N] / S), `strengths` [R, S] of what is behind L.
+
+    Rows of `low` lie `LINE` apart.
+    """
     row, at = tl.program_id(0), tl.arange(0, BN)
-    value = tl.load(low + row * N + at, mask=at < N, other=0).to(tl.float32) / S
+    value = tl.load(low + row * LINE + at, mask=at < N, other=0).to(tl.float32) / S
     gate = tl.sigmoid(value)
     tl.store(out + row * L + at, (value * gate).to(out.dtype.element_ty), mask=at < L)
     tl.store(strengths + row * S + at - L, 2.0 * gate, mask=(at >= L) & (at < N))
