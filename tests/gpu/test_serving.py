@@ -97,9 +97,11 @@ def test_a_gpu_serves_qwen_with_its_drafter_and_comes_back_after_a_kill(qwen_cor
         assert offered > 30, "three drafts a round, and not all of them accepted"
         assert 0 < accepted < offered
         assert said() == first
-        server.signal("worker", signal.SIGKILL)
-        wait_until(lambda: not server.ready(), 20, "the loss of the worker")
-        server.wait_ready(120)
-        assert said() == first
-        assert learned(server)[0] > offered
+        for service in ("worker", "scheduler"):
+            server.signal(service, signal.SIGKILL)
+            wait_until(lambda service=service: not server.ready(), 20, f"the loss of the {service}")
+            server.wait_ready(120)
+            before = learned(server)[0]
+            assert said() == first
+            assert learned(server)[0] > before
         assert server.stop() == 0

@@ -27,9 +27,10 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def running(core: Path, storage: str) -> Iterator[Server]:
-    options = ("--device", "cuda", "--speculative-fixed-width", "4", "--embedding-table-storage", storage)
-    with Server(core, (*options, "--embedding-table-cache-size", "64KiB")) as server:
+def running(core: Path, storage: str, frames: str = "ipc") -> Iterator[Server]:
+    options = ("--device", "cuda", "--frames", frames, "--speculative-fixed-width", "4")
+    table = ("--embedding-table-storage", storage, "--embedding-table-cache-size", "64KiB")
+    with Server(core, (*options, *table)) as server:
         server.wait_ready(120)
         yield server
 
@@ -64,7 +65,7 @@ def test_the_answers_are_the_same_wherever_the_table_lies_and_survive_its_server
         wanted = [said(server, seed) for seed in (1, 2)]
         assert len(wanted[0]) == TOKENS
         assert said(server, 1) == wanted[0]
-    with running(core, "ram") as server:
+    with running(core, "ram", "host") as server:
         assert [said(server, seed) for seed in (1, 2)] == wanted
         assert row_servers(server) == []
     with running(core, "disk") as server:
