@@ -99,7 +99,7 @@ def test_a_gpu_serves_qwen_with_its_drafter_and_comes_back_after_a_kill(qwen_cor
         assert said() == first
         for service in ("worker", "scheduler"):
             server.signal(service, signal.SIGKILL)
-            wait_until(lambda service=service: not server.ready(), 20, f"the loss of the {service}")
+            wait_until(lambda: not server.ready(), 20, f"the loss of the {service}")
             server.wait_ready(120)
             before = learned(server)[0]
             assert said() == first
