@@ -23,7 +23,7 @@ import msgspec
 
 from compose.bench import prompts
 from compose.bench.load import Stream, streams
-from compose.bench.report import Arm, GraphRow, Report, graph_table, service_table
+from compose.bench.report import Arm, Report, graph_table, service_table
 from compose.bench.server import ServerUnderTest
 
 if TYPE_CHECKING:
@@ -80,13 +80,14 @@ def _arm(concurrency: int, finished: list[Stream], recorded: list[RecordedRound]
     )
 
 
-def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> tuple[list[Arm], list[GraphRow]]:
+def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> Report:
     """One server over all concurrencies, then its floor, and what the floor tells of each graph."""
     with tempfile.TemporaryDirectory(prefix="flare-bench-") as folder:
         recording = Path(folder) / "rounds"
         finished = {}
         flags = ("--record", str(recording), "--threads", str(setup.threads), "--device", setup.device)
         with ServerUnderTest(setup.core, *flags, *setup.arguments, ready_s=READY_S) as server:
+            ready_s = server.ready_s
             streams(server.address, [{**setup.bodies(1, 0)[0], "max_tokens": 8}], 1)
             first = 1
             for concurrency in concurrencies:
@@ -103,8 +104,8 @@ def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> tuple[list[Arm],
         command = [sys.executable, "-m", "compose.bench.floor", *place]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         floor = msgspec.json.decode(output.splitlines()[-1], type=Floor)
-    rows = graph_rows(manifest.read(setup.core), recorded, floor)
-    return [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies], rows
+    arms = [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies]
+    return Report(arms, graph_rows(manifest.read(setup.core), recorded, floor), [ready_s])
 
 
 @contextmanager
@@ -143,7 +144,9 @@ def _random_fields(acceptance: float | None) -> dict[str, Any]:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--concurrency", "concurrencies", type=int, multiple=True, default=(1, 2, 4), show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Most tokens of each answer.")
-@click.option("--repeat", default=3, show_default=True, help="Repetitions; service and floor alternate.")
+@click.option(
+    "--repeat", type=click.IntRange(1), default=3, show_default=True, help="Repetitions; service and floor alternate."
+)
 @click.option("--threads", default=1, show_default=True, help="Threads of the worker, in both arms, on the CPU.")
 @click.option(
     "--weights",
@@ -187,19 +190,19 @@ def replay(
         raise click.UsageError("--geometry full and --weights random go together, and with --device cuda")
     if synthetic_acceptance is not None and (not drawn or recipe == "smollm2"):
         raise click.UsageError("--synthetic-acceptance needs --weights random of a recipe with a learned drafter")
-    arms: list[Arm] = []
-    rows: list[GraphRow] = []
+    found: list[Report] = []
     with _served(core, drawn, recipe, max(concurrencies), synthetic_acceptance) as (served, fields):
         setup = Setup(served, device, threads, tokens, arguments, fields)
         for _ in range(repeat):
-            found, rows = repetition(setup, concurrencies)
-            arms.extend(found)
+            found.append(repetition(setup, concurrencies))
+    arms, ready_s = [arm for one in found for arm in one.arms], [one.ready_s[0] for one in found]
+    report = Report(arms, found[-1].graphs, ready_s)
     if as_json:
-        click.echo(msgspec.json.encode(Report(arms, rows)).decode())
+        click.echo(msgspec.json.encode(report).decode())
         return
-    click.echo(service_table(arms))
-    if rows:
-        click.echo("\n" + graph_table(rows))
+    click.echo(f"ready in {', '.join(f'{seconds:.1f}' for seconds in ready_s)} s\n\n{service_table(arms)}")
+    if report.graphs:
+        click.echo("\n" + graph_table(report.graphs))
 
 
 @contextmanager

@@ -49,10 +49,11 @@ class GraphRow(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All repetitions' arms, and the graphs of the last."""
+    """All repetitions' arms and seconds until their servers were ready, and the graphs of the last."""
 
     arms: list[Arm]
     graphs: list[GraphRow]
+    ready_s: list[float]
 
 
 def service_table(arms: list[Arm]) -> str:
