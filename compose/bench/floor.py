@@ -2,7 +2,7 @@
 
 A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS DEVICE`; it prints one `Floor` as JSON. The
 catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that does not ends the
-run. A GPU has two rounds queued, as in the service.
+run. A GPU has two rounds queued, as in the service, and only some of its rounds are looked at.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 
 WARM_S = 1.0
+LOOKED_AT = 8
+"""On a GPU so many rounds go by between two that are looked at: the scheduler reads records, no worker does. Each round
+goes on from what the one before left, so that rounds that once parted stay apart."""
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -115,9 +118,10 @@ def _queued(catalog: DeviceCatalog, made: CudaFrames, frames: Frames, rounds: li
         sequence = first + index
         ends.wait(sequence)
         took, gap = ends.device_ns(sequence)
-        start = sequence % FRAMES * layout.nbytes + layout.offset_of("records")
-        words = np.frombuffer(made.read_completions(start, slots * (METADATA + ROW_TOKENS) * 8), dtype=np.int64)
-        _check(sequence, int(words.reshape(slots, -1)[:, Meta.EMITTED].sum()), rounds[index])
+        if index % LOOKED_AT == 0 or index >= len(rounds) - FRAMES:
+            start = sequence % FRAMES * layout.nbytes + layout.offset_of("records")
+            words = np.frombuffer(made.read_completions(start, slots * (METADATA + ROW_TOKENS) * 8), dtype=np.int64)
+            _check(sequence, int(words.reshape(slots, -1)[:, Meta.EMITTED].sum()), rounds[index])
         replayed.append(Replayed(took, gap, launches[index]))
 
     for index, recorded in enumerate(rounds):
