@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import pytest
 import torch
@@ -84,3 +85,25 @@ def test_a_round_agrees_with_its_parts(place: Place, width: int, slots: list[int
     for kept in (rows.counts, (rows.counts - 1).clamp_min(0)):
         after = committed(matrices.clone(), wanted_records, rows, kept)
         assert distance(place.run(committed, matrices.clone(), records, rows, kept)[used], after[used]) < 1e-4
+
+
+def test_a_row_keeps_its_bits_whatever_follows_it(place: Place) -> None:
+    net = DeltaNet(torch.randn(CHANNELS, 4), DeltaGates(torch.randn(6), torch.randn(6)), torch.ones(8), 1e-6)
+    state = DeltaState(pool([1], 6, 16, 8), place.typed(pool([1], 3, CHANNELS)))
+    projected = place.typed(torch.randn(3, LINE))
+
+    def ran(
+        net: DeltaNet, gates: DeltaGates, state: DeltaState, projected: Tensor, rows: DeviceRows, records: Records
+    ) -> Tensor:
+        moved = DeltaNet(net.convolution, gates, net.norm, net.epsilon)
+        found = verified_delta(moved, state, projected, rows, SHAPE, records)
+        parts = (found.float(), records.keys.flatten(1), records.values.flatten(1), records.decays)
+        return torch.cat(parts, 1)
+
+    def of(width: int) -> Tensor:
+        rows = lanes_of(width, [1], [width])
+        return cast(Tensor, place.run(ran, net, net.gates, state, projected[:width], rows, empty_records(width)))
+
+    whole = of(3)
+    for width in (1, 2):
+        assert torch.equal(of(width), whole[:width])

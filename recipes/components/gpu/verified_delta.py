@@ -15,6 +15,9 @@ from recipes.components.device_model import DeviceRows
 from recipes.components.gpu.launch import chained, power_above, runs_triton
 from recipes.components.gpu.recurrence import DeltaGates, DeltaShape, Records, convolve, delta, finish
 
+_COLUMNS = 16
+"""Of a warp; also the least keys of a tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
@@ -61,26 +64,22 @@ def verified_delta(
     """
     if not runs_triton(projected):
         return _verified_delta(net, state, projected, rows, shape, records)
-    from recipes.components.gpu.verified_delta_kernels import single_delta
     from recipes.components.gpu.verified_delta_kernels import verified_delta as kernel
 
     out = projected.new_empty(len(projected), shape.value_heads * shape.value)
-    early = chained(projected)
-    shared = (
+    early, key, value = chained(projected), _tile(shape.key), _tile(shape.value)
+    kernel[(len(rows.slots) * shape.value_heads,)](
         state.matrices, state.history, projected, net.convolution, net.gates.log, net.gates.bias, net.norm, rows.slots,
-        rows.counts, out, records.keys, records.values, records.decays, net.epsilon,
+        rows.counts, out, records.keys, records.values, records.decays, net.epsilon, rows.width, shape.key_heads,
+        shape.value_heads, shape.key, shape.value, key, value, state.history.shape[1], early,
+        num_warps=min(8, value // _COLUMNS), num_stages=1, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
-    sizes = (
-        shape.key_heads, shape.value_heads, shape.key, shape.value, power_above(shape.key), power_above(shape.value),
-        state.history.shape[1], early,
-    )  # fmt: skip
-    options = {"num_warps": 8, **({"launch_pdl": True} if early else {})}
-    grid = (len(rows.slots) * shape.value_heads,)
-    if rows.width == 1:
-        single_delta[grid](*shared, *sizes, **options)
-    else:
-        kernel[grid](*shared, rows.width, *sizes, **options)
     return out
+
+
+def _tile(size: int) -> int:
+    """Columns or keys that the kernel's threads have together: at least those of a warp's columns."""
+    return max(_COLUMNS, power_above(size))
 
 
 def _verified_delta(
