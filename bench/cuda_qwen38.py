@@ -1,11 +1,13 @@
 """GPU time of captured rounds of the real Qwen3.8-Flash geometry on one card: python3 bench/cuda_qwen38.py
 
 Weights are random, drawn on the card (73 GB; the n-gram table reduced to 20,000 rows a hash head, in the card's
-memory). A round here is the target's forward, logits of all rows, and commit of all rows: no sampling, no drafter. Each
-line is a graph: lanes B, rows W, position; nodes, microseconds a replay, what its bytes take at the copy bandwidth of
-this run, and the ratio. Bytes count weights as the checkpoint stores them, experts by the measured union of the rows'
-choices, states read and written, keys and values that attention may choose. `--kernels` tells which kernels the time of
-one replay went to: from the end of the kernel before to its own end.
+memory). A round here is the target's forward, logits of all rows, and commit of all rows: no sampling of them. With
+`--drafter` a second line is the same round with the MTP layer: W - 1 proposals before it, drawn without filters, and
+all rows absorbed behind it. Each line is a graph: lanes B, rows W, position; nodes, microseconds a replay, what its
+bytes take at the copy bandwidth of this run, and the ratio. Bytes count weights as the checkpoint stores them, experts
+by the measured union of the rows' choices, states read and written, keys and values that attention may choose; of the
+drafter everything once a depth, its head included. `--kernels` tells which kernels the time of one replay went to:
+from the end of the kernel before to its own end.
 """
 
 from __future__ import annotations
@@ -13,92 +15,155 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from bench.cuda_smollm2 import copy_bandwidth, microseconds
+from bench.replays import captured, copy_bandwidth, lanes_at, microseconds, nodes_of
+from recipes.components.device_drafter import DeviceTask
 from recipes.components.device_model import DeviceRows
+from recipes.components.device_state import DeviceState
 from recipes.components.gpu.expert_block import ExpertBlock
+from recipes.components.gpu.rows import Placed
 from recipes.components.gpu.streams import Injection
 from recipes.components.safetensors_headers import BITS
-from recipes.qwen38 import device_blocks, device_target
+from recipes.qwen38 import device_drafter, device_target
 from recipes.qwen38.architecture import Architecture
+from recipes.qwen38.device_drafter import DeviceMtp, DrafterCounts
 from recipes.qwen38.device_target import DeviceTarget
-from recipes.qwen38.inventory import target_tensors
+from recipes.qwen38.inventory import Spec, mtp_tensors, target_tensors
 from recipes.qwen38.random_weights import full_architecture, random_weights
+from services.worker.devices.compiling import compile_kernels
 
 SLOTS, LONGEST = 4, 65_536
-_EXPERT = ".experts."
+PAGES = SLOTS, LONGEST // 64
+LISTED = 32
+"""Kernels of a replay, of the largest part of its time."""
+_EXPERT, _HEAD = ".experts.", "lm_head.weight"
+_ABSORBED = ("fc_", "attn_hyper_connection", "k_proj", "v_proj")
+"""What absorbing reads of the drafter's tensors: its projection, a mixer, and a layer's keys and values."""
 
 
 def rows_at(a: Architecture, lanes: int, width: int, position: int) -> DeviceRows:
-    """Lanes whose first row is at `position`; pages in random order, each table as wide as for the longest request."""
-    source = torch.Generator().manual_seed(lanes * 100 + width)
-    pages = LONGEST // 64
-    tables = torch.randperm(SLOTS * pages, generator=source).view(SLOTS, pages)[:lanes]
-    return DeviceRows(
-        tokens=torch.randint(0, a.vocab_size, (lanes * width,), generator=source).cuda(),
-        slots=torch.arange(lanes).cuda(),
-        first=torch.full((lanes,), position).cuda(),
-        counts=torch.full((lanes,), width).cuda(),
-        tables=tables.int().contiguous().cuda(),
-        width=width,
-    )
+    """Lanes at `position`, each table as wide as for the longest request."""
+    return lanes_at(lanes, width, position, PAGES, a.vocab_size)
 
 
-def captured(target: DeviceTarget, rows: DeviceRows) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of one round, and its nodes."""
-    from cuda.bindings import runtime
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The model of one run."""
 
-    def once() -> None:
-        target.logits(target.forward(rows))
-        target.commit(rows, rows.counts)
+    a: Architecture
+    target: DeviceTarget
+    drafter: DeviceMtp | None
+    state: DeviceState
+    """Requests with neutral sampling values."""
 
-    once()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph):
-        once()
-    _, _, nodes = runtime.cudaGraphGetNodes(graph.raw_cuda_graph())
-    graph.instantiate()
-    return graph, nodes
+    def plain(self, rows: DeviceRows) -> Callable[[], None]:
+        """A round of the target."""
+
+        def run() -> None:
+            self.target.logits(self.target.forward(rows))
+            self.target.commit(rows, rows.counts)
+
+        return run
+
+    def drafted(self, rows: DeviceRows) -> Callable[[], None]:
+        """The same with proposals and absorbing."""
+        drafter, task = self.drafter, self._task(rows)
+        assert drafter is not None
+
+        def run() -> None:
+            if rows.width > 1:
+                drafter.propose(task)
+            vectors = self.target.forward(rows)
+            self.target.logits(vectors)
+            self.target.commit(rows, rows.counts)
+            drafter.absorb(rows, vectors, rows.counts)
+
+        return run
+
+    def rounds(self, rows: DeviceRows) -> list[Callable[[], None]]:
+        """Without a drafter, and with it if there is one."""
+        return [self.plain(rows), *([self.drafted(rows)] if self.drafter is not None else [])]
+
+    def _task(self, rows: DeviceRows) -> DeviceTask:
+        """As many drafts as the rows hold."""
+        draws = torch.rand(len(rows.slots), rows.width - 1, device="cuda")
+        pending = rows.tokens[:: rows.width].contiguous()
+        limits = rows.counts - 1
+        return DeviceTask(rows.slots, rows.slots, rows.first, pending, limits, rows.tables, draws, self.state)
 
 
-def expert_union(target: DeviceTarget, rows: DeviceRows) -> int:
-    """Different experts that the rows choose, over all layers."""
+def bench_of(drafted: bool) -> Bench:
+    """Random weights, and state for the longest context."""
+    a, counts = full_architecture(), DrafterCounts(SLOTS, snapshots=0, pages=prod(PAGES))
+    weights, own = random_weights(a, torch.device("cuda"), torch.bfloat16, seed=1, drafter=drafted)
+    target = DeviceTarget(a, weights, SLOTS, counts.snapshots, counts.pages, positions=LONGEST)
+    drafter = None if own is None else DeviceMtp(a, own, target.sparse, counts, target.faults)
+    return Bench(a, target, drafter, DeviceState(SLOTS, a.vocab_size, a.streams_width, torch.device("cuda")))
+
+
+@contextmanager
+def counted(module: ModuleType) -> Iterator[list[int]]:
+    """Different experts that the rows of each block choose, of those that `module` runs inside."""
     found: list[int] = []
-    original = device_blocks.experts_of
+    original = vars(module)["experts_of"]
 
-    def counting(experts: ExpertBlock, x: Tensor, into: Injection) -> None:
+    def counting(experts: ExpertBlock, placed: Placed, x: Tensor, into: Injection) -> None:
         best = (x.float() @ experts.router[: experts.routed.count].float().T).topk(experts.routed.top).indices
         found.append(int(torch.bincount(best.flatten()).count_nonzero()))
-        original(experts, x, into)
+        original(experts, placed, x, into)
 
-    device_target.__dict__["experts_of"] = counting
+    vars(module)["experts_of"] = counting
     try:
-        target.forward(rows)
+        yield found
     finally:
-        device_target.__dict__["experts_of"] = original
-    return sum(found)
+        vars(module)["experts_of"] = original
 
 
-def round_bytes(a: Architecture, lanes: int, position: int, union: int) -> float:
-    """What a round must read and write."""
-    sizes = {
+def bytes_of(specs: dict[str, Spec]) -> dict[str, float]:
+    """Of each tensor, without embeddings, of which a round reads a row."""
+    return {
         name: prod(spec.shape) * BITS[spec.dtypes[0]] / 8
-        for name, spec in target_tensors(a).items()
+        for name, spec in specs.items()
         if "ngram_embedding" not in name and "embed_tokens" not in name
     }
-    dense = sum(size for name, size in sizes.items() if _EXPERT not in name)
-    expert = 3 * a.hidden_size * a.moe_intermediate_size * (1 / 2 + 1 / 16)
+
+
+def expert_bytes(a: Architecture) -> float:
+    return 3 * a.hidden_size * a.moe_intermediate_size * (1 / 2 + 1 / 16)
+
+
+def attended_bytes(a: Architecture, position: int) -> tuple[float, float]:
+    """Keys and values that one layer's attention of a lane may choose, and groups that it chooses among."""
+    seen = min(position, a.indexer_budget) * 2 * a.num_key_value_heads * a.head_dim * 2
+    groups = position / a.indexer_compress_ratio * a.indexer_head_dim * 2 if position > a.indexer_budget else 0
+    return seen, groups
+
+
+def target_bytes(a: Architecture, lanes: int, position: int, union: int) -> float:
+    """What a round of the target must read and write."""
+    dense = sum(size for name, size in bytes_of(target_tensors(a)).items() if _EXPERT not in name)
     sparse = sum(a.is_sparse(layer) for layer in range(a.num_hidden_layers))
     matrices = a.linear_num_value_heads * a.linear_key_head_dim * a.linear_value_head_dim * 4
     states = lanes * (a.num_hidden_layers - sparse) * 2 * matrices
-    seen = min(position, a.indexer_budget) * 2 * a.num_key_value_heads * a.head_dim * 2
-    groups = position / a.indexer_compress_ratio * a.indexer_head_dim * 2 if position > a.indexer_budget else 0
-    return dense + union * expert + states + lanes * sparse * (seen + groups)
+    return dense + union * expert_bytes(a) + states + lanes * sparse * sum(attended_bytes(a, position))
+
+
+def drafter_bytes(a: Architecture, lanes: int, position: int, depths: int, union: int) -> float:
+    """What the drafter of a round must read: all it has once a depth, and what absorbing takes."""
+    sizes = bytes_of(mtp_tensors(a))
+    dense = sum(size for name, size in sizes.items() if _EXPERT not in name) + bytes_of(target_tensors(a))[_HEAD]
+    absorbed = sum(size for name, size in sizes.items() if any(part in name for part in _ABSORBED))
+    seen, groups = attended_bytes(a, position)
+    chosen = lanes * groups if depths else 0
+    return depths * (dense + lanes * seen) + union * expert_bytes(a) + chosen + absorbed
 
 
 def kernel_times(graph: torch.cuda.CUDAGraph) -> list[tuple[float, int, str]]:
@@ -117,39 +182,59 @@ def kernel_times(graph: torch.cuda.CUDAGraph) -> list[tuple[float, int, str]]:
     return sorted(((took, int(count), name) for name, (took, count) in spent.items()), reverse=True)
 
 
+def measure(bench: Bench, rows: DeviceRows, position: int, bandwidth: float, listed: bool) -> None:
+    """The lines of one shape and position."""
+    a, lanes, width = bench.a, len(rows.slots), rows.width
+    rounds = bench.rounds(rows)
+    with counted(device_target) as chosen, counted(device_drafter) as drafted:
+        rounds[-1]()
+    union = sum(chosen)
+    bound = target_bytes(a, lanes, position, union) / bandwidth
+    about = f"{union / a.num_hidden_layers:.0f} experts a layer"
+    alone = told(f"B {lanes} W {width} at {position:6}", captured(rounds[0]), bound, about, listed)
+    if len(rounds) > 1:
+        own = drafter_bytes(a, lanes, position, width - 1, sum(drafted)) / bandwidth
+        about = f"{own:.0f} of it the drafter's, {alone:.0f} us without it"
+        told("        with drafts", captured(rounds[1]), bound + own, about, listed)
+
+
+def told(name: str, graph: torch.cuda.CUDAGraph, bound: float, about: str, listed: bool) -> float:
+    """The line of one graph, and its kernels if they are to be `listed`; microseconds of a replay."""
+    took = microseconds(graph)
+    print(
+        f"{name}: {nodes_of(graph):5} nodes {took:8.0f} us, bound {bound:6.0f}, ratio {took / bound:5.2f} ({about})",
+        flush=True,
+    )
+    for spent, count, kernel in kernel_times(graph)[:LISTED] if listed else ():
+        print(f"    {spent:8.1f} us {count:5} x {spent / count:6.2f} {kernel[:100]}", flush=True)
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="1x1,1x2,1x4,1x8,2x1,4x1,4x8", help="lanes x rows, comma-separated")
-    parser.add_argument("--positions", default="4096,65500", help="of the first row, comma-separated")
+    usual = ",".join([*(f"1x{width}" for width in range(1, 9)), "2x1", "4x1", "4x8"])
+    parser.add_argument("--shapes", default=usual, help="lanes x rows, comma-separated")
+    parser.add_argument("--positions", default="4096", help="of the first row, comma-separated")
+    parser.add_argument("--drafter", action="store_true", help="rounds with the MTP layer beside those without")
     parser.add_argument("--kernels", default="", help="shapes of which to list kernels, as in --shapes")
     options = parser.parse_args()
     bandwidth, started = copy_bandwidth(), time.monotonic()
-    a = full_architecture()
-    weights, _ = random_weights(a, torch.device("cuda"), torch.bfloat16, seed=1, drafter=False)
-    target = DeviceTarget(a, weights, SLOTS, snapshots=0, pages=SLOTS * (LONGEST // 64), positions=LONGEST)
+    bench = bench_of(options.drafter)
     torch.cuda.synchronize()
+    made = time.monotonic()
+    shapes = [(lanes, width) for lanes, width in (map(int, one.split("x")) for one in options.shapes.split(","))]
+    positions = list(map(int, options.positions.split(",")))
+    rows = {(*size, place): rows_at(bench.a, *size, place) for size in shapes for place in positions}
+    compile_kernels([run for own in rows.values() for run in bench.rounds(own)])
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e6:.2f} TB/s; "
-        f"{torch.cuda.memory_allocated() / 1e9:.1f} GB made in {time.monotonic() - started:.0f} s",
+        f"{torch.cuda.memory_allocated() / 1e9:.1f} GB made in {made - started:.0f} s, kernels in "
+        f"{time.monotonic() - made:.0f}",
         flush=True,
     )
-    for shape in options.shapes.split(","):
-        lanes, width = (int(part) for part in shape.split("x"))
-        for position in (int(part) for part in options.positions.split(",")):
-            rows, started = rows_at(a, lanes, width, position), time.monotonic()
-            graph, nodes = captured(target, rows)
-            prepared, union = time.monotonic() - started, expert_union(target, rows)
-            took, bound = microseconds(graph), round_bytes(a, lanes, position, union) / bandwidth
-            print(
-                f"B {lanes} W {width} at {position:6}: {nodes:5} nodes {took:8.0f} us, bound {bound:6.0f}, "
-                f"ratio {took / bound:5.2f} ({union / a.num_hidden_layers:.0f} experts a layer, "
-                f"ready in {prepared:.0f} s)",
-                flush=True,
-            )
-            if shape in options.kernels.split(","):
-                for spent, count, name in kernel_times(graph)[:32]:
-                    print(f"    {spent:8.1f} us {count:5} x {spent / count:6.2f} {name[:100]}", flush=True)
-            del graph
+    listed = options.kernels.split(",")
+    for (lanes, width, place), own in rows.items():
+        measure(bench, own, place, bandwidth, f"{lanes}x{width}" in listed)
 
 
 if __name__ == "__main__":

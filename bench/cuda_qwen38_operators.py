@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bench.cuda_smollm2 import copy_bandwidth, microseconds
+from bench.replays import captured, copy_bandwidth, lanes_at, microseconds
 from recipes.components.device_model import DeviceRows
 from recipes.components.gpu import experts, recurrence, selection, streams, verified_delta
 from recipes.components.gpu.rows import open_rows
@@ -33,25 +33,12 @@ def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def rows_at(lanes: int, width: int, position: int) -> DeviceRows:
-    """Lanes at `position`, pages in random order."""
-    pages = (position + width) // 64 + 1
-    return DeviceRows(
-        tokens=torch.zeros(lanes * width, dtype=torch.int64, device="cuda"),
-        slots=torch.arange(lanes, device="cuda"),
-        first=torch.full((lanes,), position, device="cuda"),
-        counts=torch.full((lanes,), width, device="cuda"),
-        tables=torch.randperm(lanes * pages, device="cuda").view(lanes, pages).int(),
-        width=width,
-    )
+    """Lanes with as many pages as they need."""
+    return lanes_at(lanes, width, position, (lanes, (position + width) // 64 + 1))
 
 
 def timed(operator: Callable[[], object]) -> float:
-    operator()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        operator()
-    return microseconds(graph)
+    return microseconds(captured(operator))
 
 
 def recurrent(lanes: int, width: int) -> dict[str, tuple[float, float]]:

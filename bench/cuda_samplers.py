@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.cuda_smollm2 import microseconds
+from bench.replays import captured, microseconds
 from recipes.components.device_acceptance import Candidates
 from recipes.components.device_model import DeviceRows
 from recipes.components.device_state import DeviceState, Word
@@ -38,12 +38,7 @@ KINDS: dict[str, dict[str, float]] = {
 
 def timed(call: Callable[[], object]) -> float:
     """Microseconds of `call`, captured."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return microseconds(graph)
+    return microseconds(captured(call))
 
 
 def state_of(lanes: int, vocab: int, kind: dict[str, float]) -> DeviceState:

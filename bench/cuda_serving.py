@@ -1,57 +1,29 @@
 """Tokens a second of SmolLM2's geometry served from a GPU: python3 -m bench.cuda_serving TEXT
 
-Random weights, drawn here, with the tokenizer that lies in the folder TEXT (of any core of the demo model). The whole
-server of `flare run --device cuda`; streams over real HTTP, 127 prompt tokens and 512 generated ones each, temperature
-1, top-k 20, top-p 0.95, no drafts. One line for each number of streams, and the frames' kind.
+Random weights, drawn in the worker, with the tokenizer that lies in the folder TEXT (of any core of the demo model).
+The whole server of `flare run --device cuda`; streams over real HTTP, 127 prompt tokens and 512 generated ones each,
+temperature 1, top-k 20, top-p 0.95, no drafts. One line for each number of streams, and the frames' kind.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import tempfile
 from pathlib import Path
 from time import monotonic_ns, sleep
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from compose.bench.load import streams
 from compose.bench.pace import pace
+from compose.bench.random_core import MODULE, random_core
 from compose.bench.server import ServerUnderTest
 from recipes.declaration import PreparationConfig
-from recipes.smollm2.recipe import SmolLM2
+from recipes.registry import VARIABLE
 
-GEOMETRY: dict[str, Any] = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"},
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 PROMPT, GENERATED = 127, 512
 RENDERED_S = 0.6
 """A little longer than a service shows the same numbers."""
-
-
-def random_core(folder: Path, text: Path, concurrency: int) -> Path:
-    """A core of this geometry with seeded random weights."""
-    torch.manual_seed(11)
-    model: Any = LlamaForCausalLM(LlamaConfig(**GEOMETRY))  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder / "random")
-    for file in text.glob("*.json"):
-        shutil.copy(file, folder / "random")
-    config = PreparationConfig(
-        concurrency=concurrency, context_length=1024, prefill_buckets=(32, 256), mixed_chunk=128, draft_tokens=0
-    )
-    SmolLM2().export(folder / "random", folder / "core", config, lambda what, done, total: None)
-    return folder / "core"
 
 
 def body(words: int, seed: int) -> dict[str, Any]:
@@ -96,8 +68,16 @@ def main() -> None:
     parser.add_argument("--frames", nargs="*", default=["ipc"])
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16])
     options = parser.parse_args()
+    os.environ[VARIABLE] = MODULE
+    config = PreparationConfig(
+        concurrency=max(options.streams),
+        context_length=1024,
+        prefill_buckets=(32, 256),
+        mixed_chunk=128,
+        draft_tokens=0,
+    )
     with tempfile.TemporaryDirectory() as base:
-        core = random_core(Path(base), options.text, max(options.streams))
+        core = random_core(Path(base) / "core", options.text, "smollm2", config)
         for frames in options.frames:
             with ServerUnderTest(core, "--device", "cuda", "--frames", frames) as server:
                 print(f"{frames}: ready after {server.ready_s:.1f} s", flush=True)

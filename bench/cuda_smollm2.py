@@ -8,10 +8,11 @@ of weights over the copy bandwidth of this run. `--plain` starts no kernel early
 from __future__ import annotations
 
 import argparse
-import statistics
+from functools import partial
 
 import torch
 
+from bench.replays import captured, copy_bandwidth, lanes_at, microseconds, nodes_of
 from compose.bench.random_core import SMOLLM2_135M
 from recipes.components.device_model import DeviceRows
 from recipes.smollm2.architecture import Architecture, WeightFormat
@@ -20,70 +21,11 @@ from recipes.smollm2.device_weights import random_device_weights
 
 LANES = 16
 PAGES = 128  # of one lane: the whole context
-BATCHES, REPLAYS = 7, 40
 
 
-def rows_at(lanes: int, width: int, position: int) -> DeviceRows:
-    """Lanes whose first row is at `position`, pages in random order."""
-    source = torch.Generator().manual_seed(lanes * 100 + width)
-    tables = torch.randperm(LANES * PAGES, generator=source).view(LANES, PAGES)[:lanes]
-    return DeviceRows(
-        tokens=torch.randint(0, SMOLLM2_135M.vocab_size, (lanes * width,), generator=source).cuda(),
-        slots=torch.arange(lanes).cuda(),
-        first=torch.full((lanes,), position).cuda(),
-        counts=torch.full((lanes,), width).cuda(),
-        tables=tables.int().contiguous().cuda(),
-        width=width,
-    )
-
-
-def captured(target: DeviceTarget, rows: DeviceRows, logits: int) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of one round with `logits` rows through the head, and its nodes."""
-    from cuda.bindings import runtime
-
-    def once() -> None:
-        target.logits(target.forward(rows)[:logits])
-
-    once()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph):
-        once()
-    _, _, nodes = runtime.cudaGraphGetNodes(graph.raw_cuda_graph())
-    graph.instantiate()
-    return graph, nodes
-
-
-def microseconds(graph: torch.cuda.CUDAGraph) -> float:
-    """GPU time of a replay, as long as replays are queued ahead."""
-    for _ in range(5):
-        graph.replay()
-    found = []
-    for _ in range(BATCHES):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        found.append(start.elapsed_time(stop) * 1000 / REPLAYS)
-    return statistics.median(found)
-
-
-def copy_bandwidth() -> float:
-    """Bytes a microsecond of a large copy, read and written."""
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    found = []
-    for _ in range(5):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        target.copy_(source)
-        stop.record()
-        stop.synchronize()
-        found.append(2 * source.nbytes / (start.elapsed_time(stop) * 1000))
-    return statistics.median(found)
+def run(target: DeviceTarget, rows: DeviceRows, told: int) -> None:
+    """A round, the first `told` rows of which go through the head."""
+    target.logits(target.forward(rows)[:told])
 
 
 def main() -> None:
@@ -112,9 +54,9 @@ def main() -> None:
         weights = random_device_weights(architecture, form, torch.device("cuda"), torch.bfloat16)
         target = DeviceTarget(architecture, weights, LANES * PAGES, LANES, 4096)
         for lanes, width, position in widths:
-            rows = rows_at(lanes, width, position)
-            graph, nodes = captured(target, rows, lanes * width if width <= 8 else 1)
-            took, bound = microseconds(graph), weights.read_bytes / bandwidth
+            rows = lanes_at(lanes, width, position, (LANES, PAGES), architecture.vocab_size)
+            graph = captured(partial(run, target, rows, lanes * width if width <= 8 else 1))
+            nodes, took, bound = nodes_of(graph), microseconds(graph), weights.read_bytes / bandwidth
             print(
                 f"{'bf16' if form == 'float32' else form:8} {lanes:3} {width:4} {position:5} {nodes:6} {took:8.1f}"
                 f" {bound:7.1f} {took / bound:6.2f} {lanes * 1e6 / took:8.0f}",

@@ -7,7 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=${1:-$(mktemp -d)}
 shift || true
 mkdir -p "$logs"
+jobs=${JOBS:-8}
 export python=${PYTHON:-python3} logs limit=${LIMIT:-280}
+# Threads of references on the CPU: more than there are cores wait for one another tenfold (docs/log.md).
+share=$(($(nproc) / jobs))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
 files=("$@")
 if [ ${#files[@]} = 0 ]; then
   mapfile -t files < <(grep -lE 'mark\.gpu|place: Place|Pair' -r tests --include 'test_*.py' | sort)
@@ -26,7 +30,7 @@ one() { # NAME ARGUMENTS...: one file's tests; its result in a line
 }
 export -f one
 failed=0
-printf '%s\n' "${files[@]}" | xargs -P "${JOBS:-8}" -I{} bash -c 'one "$(basename {} .py)" {} -k "not costs"' || failed=1
+printf '%s\n' "${files[@]}" | xargs -P "$jobs" -I{} bash -c 'one "$(basename {} .py)" {} -k "not costs"' || failed=1
 measuring=$(grep -lE 'def test_\w*costs' "${files[@]}")
 for file in $measuring; do one "$(basename "$file" .py).costs" "$file" -k costs || failed=1; done
 

@@ -33,6 +33,8 @@ class Note(IntEnum):
 
 
 NOTE = len(Note) + ROW_TOKENS
+_PART = 2048
+"""Tokens of a row that one program looks at for log probabilities."""
 
 _FROM_STATE = (
     (Meta.EPOCH, Word.EPOCH),
@@ -94,6 +96,7 @@ class DeviceCompletion:
         self._records = field_view(self._staged, layout, "records")
         self._views = tuple(field_view(self._staged, layout, name) for name in ("logprobs", "top_ids", "top_logprobs"))
         self.notes = torch.zeros(rows, NOTE, dtype=torch.int64, device=device)
+        self._arrived = torch.zeros(rows * ROW_TOKENS, dtype=torch.int32, device=device)
         shape = (rows, ROW_TOKENS)
         self._told = Told(
             torch.zeros(shape, device=device),
@@ -158,11 +161,18 @@ class DeviceCompletion:
         lanes, width = tokens.shape
         from services.worker.devices.logprob_kernels import tell_rows
 
-        offset, vocab = self._layout.offset_of, logits.shape[1]
-        tell_rows[(lanes * width,)](
-            logits, self._state.words, rows, emitted, tokens, self._frames, counter, width, self._layout.nbytes // 8,
-            offset("logprobs"), offset("top_ids"), offset("top_logprobs"), vocab, scored,
-            min(8192, power_above(vocab)), num_warps=16,
+        offset, (count, vocab) = self._layout.offset_of, logits.shape
+        part = min(_PART, power_above(vocab))
+        parts = -(-vocab // part)
+
+        def left(columns: int, kind: torch.dtype) -> Tensor:
+            return torch.empty(count, columns, dtype=kind, device=logits.device)
+
+        tell_rows[(lanes * width, parts)](
+            logits, self._state.words, rows, emitted, tokens, self._frames, counter, left(parts, torch.float32),
+            left(parts, torch.float64), left(parts * TOP_LOGPROBS, torch.int64), self._arrived, width,
+            self._layout.nbytes // 8, offset("logprobs"), offset("top_ids"), offset("top_logprobs"), vocab, scored,
+            part, parts, power_above(parts), power_above(TOP_LOGPROBS), num_warps=4,
         )  # fmt: skip
 
     def _keep(self, rows: Tensor, chosen: Tensor, ids: Tensor, values: Tensor) -> None:
