@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.cuda_smollm2 import copy_bandwidth, microseconds
+from bench.replays import copy_bandwidth, microseconds
 from recipes.components.gpu import experts
 from recipes.components.gpu.expert_block import ExpertBlock, expert_block
 from recipes.components.gpu.mxfp8_linear import Mxfp8Weight, mxfp8_gated, mxfp8_linear

@@ -3,20 +3,22 @@
 Random weights of four layers and of eight, three gated delta nets and one sparse attention in each four, every expert
 as likely as the others: what the second four take, twelve times, with what is outside of them, is the whole model. Each
 line is a chunk of W rows behind a position: milliseconds of the whole model (a captured forward, logits of the last
-row, and commit), tokens/s, and what the arithmetic alone takes at this run's matrix rate. `--kernels` tells which
-kernels the eight layers' time went to, largest first: from the end of the kernel before to its own end.
+row, and commit), tokens/s, and what the arithmetic alone takes at this run's matrix rate. `--live` rows of a chunk are
+tokens, as behind a cached prefix, and the others are masked. `--kernels` tells which kernels the eight layers' time
+went to, largest first: from the end of the kernel before to its own end.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import torch
 
 from bench.cuda_qwen38 import kernel_times, rows_at
+from bench.replays import captured, microseconds
 from recipes.components.device_model import DeviceRows
 from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.device_target import DeviceTarget
@@ -24,7 +26,6 @@ from recipes.qwen38.random_weights import full_architecture, random_weights
 
 PERIOD, PERIODS = 4, 12
 SLOTS, LONGEST = 4, 65_536
-BATCHES, REPLAYS = 5, 2
 
 
 def layers_of(periods: int) -> Architecture:
@@ -41,30 +42,9 @@ def target_of(periods: int) -> DeviceTarget:
     return DeviceTarget(a, weights, SLOTS, snapshots=0, pages=SLOTS * (LONGEST // 64), positions=LONGEST)
 
 
-def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of what `run` launches."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
-
-
 def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
     """Median time of a replay."""
-    found = []
-    for _ in range(BATCHES):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        stop.record()
-        stop.synchronize()
-        found.append(start.elapsed_time(stop) / REPLAYS)
-    return statistics.median(found)
+    return microseconds(graph) / 1000
 
 
 def matrix_rate() -> float:
@@ -110,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", default="512,4096", help="rows of a chunk, comma-separated")
     parser.add_argument("--positions", default="0,4096,61440", help="of the first row, comma-separated")
+    parser.add_argument("--live", type=int, help="rows that are tokens, all if left out")
     parser.add_argument("--kernels", action="store_true", help="list kernels of the eight layers")
     options = parser.parse_args()
     rate, whole = matrix_rate(), full_architecture()
@@ -117,14 +98,15 @@ def main() -> None:
     targets = [target_of(1), target_of(2)]
     for width in map(int, options.widths.split(",")):
         for position in map(int, options.positions.split(",")):
-            rows = rows_at(whole, 1, width, position)
+            rows, live = rows_at(whole, 1, width, position), min(width, options.live or width)
+            rows = replace(rows, counts=torch.full_like(rows.counts, live))
             graphs = [captured(run_of(target, rows)) for target in targets]
             few, more = (milliseconds(graph) for graph in graphs)
             took = few + (PERIODS - 1) * (more - few)
-            bound = operations(whole, width, position) / rate
+            bound = operations(whole, live, position) / rate
             print(
-                f"W {width:5} behind {position:6}: {took:7.1f} ms, {width / took * 1e3:7.0f} tokens/s, arithmetic "
-                f"{bound:6.1f} ms; four layers {more - few:6.2f} ms",
+                f"W {width:5} ({live:5}) behind {position:6}: {took:7.1f} ms, {live / took * 1e3:7.0f} tokens/s, "
+                f"arithmetic {bound:6.1f} ms; four layers {more - few:6.2f} ms",
                 flush=True,
             )
             if options.kernels:

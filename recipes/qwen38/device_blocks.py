@@ -74,6 +74,6 @@ def through(
     block(mixed, Injection(streams, strengths))
 
 
-def experts_of(experts: ExpertBlock, x: Tensor, into: Injection) -> None:
-    """The experts' output for block input `x` [R, H] goes into the streams."""
-    expert_block(experts, x, into)
+def experts_of(experts: ExpertBlock, placed: Placed, x: Tensor, into: Injection) -> None:
+    """The experts' output for block input `x` [R, H] goes into the streams. Rows that are masked choose no experts."""
+    expert_block(experts, x, into, placed.positions)

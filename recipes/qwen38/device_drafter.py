@@ -102,7 +102,7 @@ class DeviceMtp:
             chosen.append(found)
 
         through(w.attention_mixer, streams, self._dtype, attention)
-        through(w.experts_mixer, streams, self._dtype, partial(experts_of, w.experts))
+        through(w.experts_mixer, streams, self._dtype, partial(experts_of, w.experts, pairs.placed))
         return streams, chosen[0]
 
     def _logits(self, streams: Tensor) -> Tensor:

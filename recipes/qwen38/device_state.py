@@ -6,7 +6,7 @@ nowhere goes there. A forward reads the rows of its slots; rows change in `store
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ class DeviceCandidates:
     projected: Tensor | None = None
     """[layers, R, LINE] of a verified round, with the records of all layers."""
     records: Records | None = None
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    """[R, C] of each layer of a prompt chunk, which is kept as a whole or not at all, with each layer's records."""
+    tails: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[layers, B * (taps - 1), C]: what the convolutions' histories become after a prompt chunk, which is kept as a
+    whole or not at all, with each layer's records."""
     whole: dict[int, Records] = field(default_factory=dict)
     ngrams: Tensor | None = None
 
@@ -81,9 +82,10 @@ class DevicePools:
 
     def candidates(self, rows: DeviceRows, dtype: torch.dtype) -> DeviceCandidates:
         """Room for what a round's rows leave."""
-        if rows.width > VERIFIED_ROWS:
-            return DeviceCandidates()
         layers, count, s = len(self.matrices), len(rows.tokens), self.shape
+        if rows.width > VERIFIED_ROWS:
+            history, channels = self.convolutions.shape[2:]
+            return DeviceCandidates(tails=self.convolutions.new_empty(layers, len(rows.slots) * history, channels))
         line = 2 * (s.key_heads * s.key + s.value_heads * (s.value + 1))
         states = self.matrices
         return DeviceCandidates(
@@ -104,7 +106,9 @@ class DevicePools:
         for layer, records in found.whole.items():
             number = self.numbers[layer]
             recover(self.matrices[number], records, rows, kept, targets, self.shape)
-            advance(self.convolutions[number], found.inputs[layer], rows, kept, targets)
+        if found.whole:
+            own = replace(rows, width=self.convolutions.shape[2])
+            advance(self.convolutions, found.tails, own, torch.where(kept > 0, own.width, 0), targets)
         if found.ngrams is not None:
             advance(self.ngrams, found.ngrams, rows, kept, targets)
         advance(self.tokens, rows.tokens[:, None], rows, kept, targets)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
+from recipes.components.gpu.chunk_recurrence import convolve_chunk
 from recipes.components.gpu.head_rows import SparseState
 from recipes.components.gpu.matrices import inject, multiply
 from recipes.components.gpu.ngrams import gate_values, gather_rows, ngram_ids
@@ -75,7 +76,7 @@ class DeviceTarget:
             if layer.ngrams is not None:
                 self._ngrams(layer.ngrams, streams, rows, asked)
             through(layer.attention_mixer, streams, self._dtype, partial(self._attention, index, layer, rows, placed))
-            through(layer.experts_mixer, streams, self._dtype, partial(experts_of, layer.experts))
+            through(layer.experts_mixer, streams, self._dtype, partial(experts_of, layer.experts, placed))
         return streams
 
     @torch.inference_mode()
@@ -112,11 +113,10 @@ class DeviceTarget:
             gated = verified_delta(block.net, state, projected, rows, pools.shape, found.records.layer(number))
         else:
             split, net = Split.of(multiply(x, block.inputs), pools.shape), block.net
-            inputs, rates, strengths = (part.contiguous() for part in (split.inputs, split.rates, split.strengths))
-            mixed = convolve(state.history, inputs, net.convolution, rows)
-            outputs, records = delta(state.matrices, mixed, rates, strengths, net.gates, rows, pools.shape)
-            found.inputs[index], found.whole[index] = inputs, records
-            gated = finish(outputs, split.gates.contiguous(), net.norm, net.epsilon)
+            mixed = convolve_chunk(state.history, split.inputs, net.convolution, rows, found.tails[number])
+            outputs, records = delta(state.matrices, mixed, split.rates, split.strengths, net.gates, rows, pools.shape)
+            found.whole[index] = records
+            gated = finish(outputs, split.gates, net.norm, net.epsilon)
         inject(gated, block.output, into)
 
     @torch.inference_mode()

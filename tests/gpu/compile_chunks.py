@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.runtime import driver, jit
 
 import recipes.components.gpu.chunk_attention as chunk_attention
+import recipes.components.gpu.chunk_recurrence as chunk_recurrence
 import recipes.components.gpu.delta_prefill as delta_prefill
 import recipes.components.gpu.grouped_experts as grouped
 import recipes.components.gpu.recurrence as recurrence
@@ -28,7 +29,7 @@ def prompt_chunks(rows: DeviceRows, capability: int) -> None:
     """The gated delta rule, choice and attention of near and far rows, experts of few and of many rows each."""
     for module in (chunk_attention, delta_prefill):
         module.__dict__["roomy"] = lambda tensor: capability == 90
-    for module in (grouped, recurrence, selection):
+    for module in (chunk_recurrence, grouped, recurrence, selection):
         module.__dict__["runs_triton"] = lambda tensor: True
     delta_rule(rows)
     tables = rows.tables[:, :1].repeat(1, 128)
@@ -45,7 +46,10 @@ def delta_rule(rows: DeviceRows) -> None:
     """One layer."""
     count = len(rows.tokens)
     gates = recurrence.DeltaGates(torch.zeros(48), torch.zeros(48))
-    mixed, thin = _drawn(count, 2 * 16 * 128 + 48 * 128), _drawn(count, 48)
+    projected, channels = _drawn(count, 16480), 2 * 16 * 128 + 48 * 128
+    inputs, thin = projected[:, :channels], projected[:, -48:]
+    tails, taps = _drawn(3 * len(rows.slots), channels), _drawn(channels, 4)
+    mixed = chunk_recurrence.convolve_chunk(_drawn(2, 3, channels), inputs, taps, rows, tails)
     recurrence.delta(torch.zeros(2, 48, 128, 128), mixed, thin, thin, gates, rows, DELTA)
 
 
@@ -56,7 +60,10 @@ def sparse_attention(rows: DeviceRows) -> None:
     state = selection.IndexState(nothing, nothing, _drawn(64, 128), nothing)
     chosen = selection.select(_drawn(count, 4, 128), state, placed, INDEXER)
     pages, projected = _drawn(2, 2, 2, 64, 256), _drawn(count, 24 * 512 + 64)[:, : 24 * 512]
-    selection.attend_chosen(_drawn(count, 24, 256), projected, pages, placed, chosen, INDEXER, Heads(24, 2, 256))
+    heads = Heads(24, 2, 256)
+    selection.attend_chosen(_drawn(count, 24, 256), projected, pages, placed, chosen, INDEXER, heads)
+    chunk_attention._SPLITS = ((count, 4, 2),)  # as of fewer rows
+    selection.attend_chosen(_drawn(count, 24, 256), projected, pages, placed, chosen, INDEXER, heads)
 
 
 def sorted_experts(each: int) -> None:

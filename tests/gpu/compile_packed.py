@@ -41,6 +41,7 @@ def packed_layers() -> None:
         into = Injection(torch.zeros(count, 4 * hidden), torch.zeros(count, 4))
         expert_block.expert_block(expert_block.ExpertBlock(router, held, *shared), x, into)
     linear.mxfp8_linear(torch.zeros(4, 6144, dtype=torch.bfloat16), _weight(hidden, 6144))
+    linear.mxfp8_linear(x[:1], _weight(8512, hidden))
     linear.widened(_weight(hidden, 6144), torch.bfloat16)
     # As in the drafter, whose shared expert is plain.
     plain = torch.zeros(2 * inner, hidden, dtype=torch.bfloat16), torch.zeros(hidden, inner, dtype=torch.bfloat16)

@@ -57,7 +57,8 @@ def test_every_kernel_of_a_prompt_chunk_compiles(capability: int, tmp_path: Path
     assert done.returncode == 0, done.stderr[-4000:]
     compiled = [line.split() for line in done.stdout.splitlines()]
     kernels = {name for name, _, _ in compiled}
-    assert kernels >= {"prepare", "walk", "score_rows", "choose_rows", "attend_near", "attend_far"}
+    assert kernels >= {"prepare", "walk", "score_rows", "choose_near", "choose_far", "attend_near", "attend_far"}
+    assert kernels >= {"merge_splits", "convolve_runs"}
     assert kernels >= {"count_picks", "lay_tiles", "place_picks", "grouped_in", "grouped_out", "gather_parts"}
     assert {arch for _, arch, _ in compiled} == {str(capability)}
     assert max(int(shared) for _, _, shared in compiled) <= SHARED_MEMORY[capability]

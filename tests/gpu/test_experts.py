@@ -38,6 +38,23 @@ def test_routing_takes_the_best_and_the_lower_of_equals(place: Place) -> None:
     assert distance(found, weights) < 1e-5
 
 
+def test_masked_rows_choose_nobody(place: Place) -> None:
+    scores, live = torch.randn(5, 24), torch.tensor([7, -1, 0, -1, 3], dtype=torch.int32)
+    kept: list[Tensor] = []
+
+    def routed(scores: Tensor, live: Tensor) -> Tensor:
+        weights, chosen = route(scores, 3, live)
+        kept.append(chosen.cpu())
+        return weights
+
+    plain, masked = route(scores, 3), live < 0
+    for found in (place.run(routed, scores, live), routed(scores, live)):
+        assert not found[masked].any()
+        assert (kept[-1][masked] == -1).all()
+        assert distance(found[~masked], plain[0][~masked]) < 1e-5
+        assert torch.equal(kept[-1][~masked], plain[1][~masked])
+
+
 @dataclass(frozen=True)
 class Layer:
     """A mixture twice: packed, and over the same matrices dequantised."""
@@ -149,3 +166,87 @@ def test_a_whole_block_goes_into_the_streams(place: Place, rows: int, kind: str)
 
     found = place.run(through, place.typed(x), state.clone(), strengths)
     assert distance(found - state, wanted - state) < place.tolerance
+
+
+def block(place: Place, own: Layer, hidden: int, inner: int) -> ExpertBlock:
+    """A block over `own`'s router and routed experts with a shared expert of its own, where the test runs."""
+    up_down: list[Any] = [
+        place.take(Mxfp8Weight(*mxfp8.quantize(torch.randn(shape)))) for shape in ((2 * inner, hidden), (hidden, inner))
+    ]
+    router = place.typed(torch.cat([own.plain.router, own.plain.shared_gate]) / hidden**0.5)
+    return ExpertBlock(place.take(router), place.take(own.packed), *up_down)
+
+
+def said(place: Place, block: ExpertBlock, x: Tensor, streams: int = 2) -> Tensor:
+    """What a block adds to empty streams for rows `x`."""
+
+    def through(x: Tensor, state: Tensor, strengths: Tensor) -> Tensor:
+        expert_block(block, x, Injection(state, strengths))
+        return state
+
+    found = place.run(through, x, torch.zeros(len(x), streams * x.shape[1]), torch.ones(len(x), streams))
+    assert isinstance(found, Tensor)
+    return found
+
+
+def test_a_block_chooses_the_best_and_the_lower_of_equals(place: Place) -> None:
+    """Each of four warps has a share: all winners in one of them, and equal ones in three. Sums are exact."""
+    hidden, inner = 512, 32
+    own, x = layer(32, 3, hidden, inner), torch.randn(2, hidden).sign()
+    own.plain.router[4] = (1 + 1 / 64) * x[0]
+    for other in (3, 17, 28):
+        own.plain.router[other] = x[0]
+    for best in (9, 11, 14):
+        own.plain.router[best] = (1 + best / 64) * x[1]
+    made = block(place, own, hidden, inner)
+    chosen = route(x @ made.router.cpu().float()[:-1].T, 3)[1]
+    assert chosen.tolist() == [[4, 3, 17], [14, 11, 9]]
+    shared = [part.to(torch.device("cpu")) for part in (made.shared_gate_up, made.shared_down)]
+    wanted, plain = torch.zeros(2, 2 * hidden), ExpertBlock(made.router.cpu().float(), own.packed, *shared)
+    expert_block(plain, x, Injection(wanted, torch.ones(2, 2)))
+    assert distance(said(place, made, place.typed(x)), wanted) < 5e-2  # another choice is another answer
+
+
+def test_a_row_of_a_block_does_not_depend_on_its_neighbours(place: Place) -> None:
+    """On the card bit for bit, whichever kernels serve that many rows; NumPy adds apart."""
+    hidden, inner = 96, 32
+    own, x = layer(4, 2, hidden, inner), place.typed(torch.randn(11, hidden))
+    made = block(place, own, hidden, inner)
+    crowd, allowed = said(place, made, x), 0 if place.device.type == "cuda" else place.tolerance
+    for part in (slice(3, 4), slice(2, 9)):
+        assert distance(said(place, made, x[part]), crowd[part]) <= allowed
+
+
+@pytest.mark.parametrize(
+    ("rows", "masked", "kind"), [(3, [1], "mxfp8"), (10, [0, 6, 7, 8, 9], "mxfp8"), (10, [0, 6, 7, 8, 9], "plain")]
+)
+def test_masked_rows_say_nothing_to_the_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch, rows: int, masked: list[int], kind: str
+) -> None:
+    """Live rows are what they are without the mask, bit for bit; nobody's memory is NaN, and none of it is found."""
+    hidden, inner, streams = 96, 32, 2
+    own, x = layer(4, 2, hidden, inner), place.typed(torch.randn(rows, hidden))
+    shared: list[Any] = [
+        Mxfp8Weight(*mxfp8.quantize(torch.randn(shape))) for shape in ((2 * inner, hidden), (hidden, inner))
+    ]
+    if kind == "plain":
+        shared = [place.typed(weight.wide()) for weight in shared]
+    router = place.typed(torch.cat([own.plain.router, own.plain.shared_gate]) / hidden**0.5)
+    parts: list[Any] = [place.take(part) for part in (router, own.packed, *shared)]
+    empty = torch.empty
+    nan = [torch.float32, torch.bfloat16]
+    monkeypatch.setattr(
+        torch, "empty", lambda *a, **k: made.fill_(torch.nan) if (made := empty(*a, **k)).dtype in nan else made
+    )
+
+    def through(x: Tensor, live: Tensor | None) -> Tensor:
+        state, strengths = torch.zeros(rows, streams * hidden), torch.ones(rows, streams)
+        state, strengths = state.to(x.device), strengths.to(x.device)
+        expert_block(ExpertBlock(*parts), x, Injection(state, strengths), live)
+        return state
+
+    live = torch.arange(rows, dtype=torch.int32)
+    live[masked] = -1
+    found, wanted = place.run(through, x, live), place.run(through, x, None)
+    assert torch.equal(found[live >= 0], wanted[live >= 0])
+    assert found.isfinite().all()

@@ -68,6 +68,15 @@ def test_a_row_does_not_depend_on_its_neighbours(place: Place) -> None:
     assert distance(found, alone) <= (0 if place.device.type == "cuda" else place.tolerance)
 
 
+@pytest.mark.parametrize("count", [5, 19])
+def test_wide_layers_change_no_bit(place: Place, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A program walks through two tiles or has a larger one, and the last less; NumPy adds apart."""
+    weight, x = drawn(200, 512), place.typed(torch.randn(count, 512))
+    narrow, allowed = place.run(mxfp8_linear, x, weight), 0 if place.device.type == "cuda" else place.tolerance
+    monkeypatch.setattr("recipes.components.gpu.mxfp8_linear._ONE_WAVE", 0)
+    assert distance(place.run(mxfp8_linear, x, weight), narrow) <= allowed
+
+
 def test_every_value_and_scale_widens_exactly(place: Place) -> None:
     """All finite E4M3 bytes under scales from 2^-40 to 2^7, picked out one by one."""
     bytes = torch.arange(256, dtype=torch.uint8)

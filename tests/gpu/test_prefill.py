@@ -104,7 +104,7 @@ def corrections_of(found: Corrections) -> tuple[Tensor, Tensor, Tensor]:
     return found.keys, found.values, found.decays
 
 
-@pytest.mark.parametrize("kind", ["drawn", "one", "none_of_the_last", "no_numbers"])
+@pytest.mark.parametrize("kind", ["drawn", "one", "none_of_the_last", "no_numbers", "nobody", "nobody_at_all"])
 def test_picks_are_sorted_by_expert_and_cut_into_tiles(place: Place, kind: str) -> None:
     experts, top, tall = 11, 3, 16
     chosen = torch.stack([torch.randperm(experts)[:top] for _ in range(90)]).int()
@@ -114,16 +114,18 @@ def test_picks_are_sorted_by_expert_and_cut_into_tiles(place: Place, kind: str) 
         chosen = chosen.remainder(2)
     if kind == "no_numbers":
         chosen[7] = 16  # what routing may say of scores that are NaN
+    if kind.startswith("nobody"):
+        chosen[4 if kind == "nobody" else 0 :: 5 if kind == "nobody" else 1] = -1  # of rows that are masked
     wanted = sort_picks(chosen, experts, tall)
     found = place.run(lambda c: sort_picks(c, experts, tall), chosen)
-    used = int(wanted.starts[-1])
-    assert torch.equal(found.order.cpu(), wanted.order)
+    used, live = int(wanted.starts[-1]), int((chosen >= 0).sum())
+    assert torch.equal(found.order[:live].cpu(), wanted.order[:live])
     assert torch.equal(found.places.cpu(), wanted.places)
     assert torch.equal(found.starts.cpu(), wanted.starts)
     assert torch.equal(found.tiles[:used].cpu(), wanted.tiles[:used])
     known = chosen.flatten().clamp_max(experts - 1)
-    assert torch.equal(known[wanted.order.long()], known.sort(stable=True).values)
-    covered = torch.zeros(chosen.numel(), dtype=torch.int64)
+    assert torch.equal(known[wanted.order[:live].long()], known[known >= 0].sort(stable=True).values)
+    covered = torch.zeros(live, dtype=torch.int64)
     for expert, start in wanted.tiles[:used].tolist():
         stop = min(start + tall, int(wanted.starts[expert + 1]))
         assert stop > start
@@ -146,9 +148,19 @@ def experts_of(count: int, hidden: int, inner: int, top: int) -> PackedExperts:
     )
 
 
-@pytest.mark.parametrize(("kind", "tall", "hidden", "inner"), [("drawn", 64, 80, 48), ("one", 16, 128, 64)])
-def test_experts_by_tiles_are_experts_by_rows(place: Place, kind: str, tall: int, hidden: int, inner: int) -> None:
-    """80 inputs are half a step more than one, 48 less than one; expert 5 gets nothing, or everything."""
+@pytest.mark.parametrize(
+    ("kind", "tile", "hidden", "inner"),
+    [
+        ("drawn", ExpertTile(32, 16, 4, 2, 2), 144, 48),
+        ("one", ExpertTile(16, 0, 4, 4, 2), 128, 64),
+        ("one", ExpertTile(64, 32, 8, 2, 3), 128, 128),
+        ("masked", ExpertTile(16, 8, 4, 2, 2), 64, 128),
+    ],
+)
+def test_experts_by_tiles_are_experts_by_rows(
+    place: Place, kind: str, tile: ExpertTile, hidden: int, inner: int
+) -> None:
+    """144 inputs are a little more than a step, 48 and 64 less than one; expert 5 gets nothing, or everything."""
     top, count = 2, 66
     experts = experts_of(6, hidden, inner, top)
     chosen = torch.stack([torch.randperm(5)[:top] for _ in range(count)]).int()
@@ -156,8 +168,10 @@ def test_experts_by_tiles_are_experts_by_rows(place: Place, kind: str, tall: int
         chosen = torch.tensor([[5, 2]], dtype=torch.int32).repeat(count, 1)
     x, shared = place.rounded(torch.randn(count, hidden)), place.rounded(torch.randn(count, hidden))
     weights, gate = torch.rand(count, top), torch.randn(count, 3)
+    masked = [0, *range(12, count)] if kind == "masked" else []
+    chosen[masked], weights[masked] = -1, 0.0
     wanted = mixture(x, experts, weights, chosen, shared, gate[:, 1])
-    tile = ExpertTile(tall, 32, 4, 2)
+    x[masked] = math.nan
     found = place.run(
         lambda x, e, w, c, s, g: grouped_mixture(x, e, w, c, s, g[:, 1], (tile, tile)),
         place.typed(x),

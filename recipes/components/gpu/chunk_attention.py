@@ -22,9 +22,12 @@ from shared.manifest import PAGE_TOKENS
 _SCORED_ROWS = 1024
 """Rows whose scores lie in memory at once: 4 KiB of context cost a row 4 KiB."""
 _SCORE_ROWS, _SCORE_GROUPS, _SCORE_WARPS = 64, 128, 4
-_NEAR_GROUPS = 1024
+_NEAR_GROUPS = 2048
 """Rows that see fewer share tiles and go over all of them; from somewhere there on gathering is quicker."""
-_HELD_GROUPS, _CHOICE_WARPS, _CHOICE_BLOCK = 16384, 16, 1024
+_SOME_GROUPS, _HELD_GROUPS, _CHOICE_BLOCK = 4096, 16384, 1024
+_NEAR_WARPS, _CHOICE_WARPS = 4, 16
+_SPLITS: tuple[tuple[int, int, int], ...] = ((128, 8, 4), (512, 8, 2))
+"""Up to so many rows so many programs share the way of a near row, and of a far one; more rows fill a card alone."""
 _MASKED_GROUPS = 16
 """Of a page, in one word of a mask."""
 
@@ -56,7 +59,7 @@ class MaskedChoice(Chosen):
 def select_rows(queries: Tensor, state: IndexState, placed: Placed, indexer: Indexer) -> MaskedChoice:
     """As `selection.select`: the best groups that each row sees, by index `queries` [R, heads, size]."""
     from recipes.components.gpu.attention import tensor_type
-    from recipes.components.gpu.chunk_attention_kernels import choose_rows, score_rows
+    from recipes.components.gpu.chunk_attention_kernels import score_rows
 
     count, lanes, device, each = len(queries), len(placed.tables), queries.device, PAGE_TOKENS // indexer.ratio
     near, held, words = _reaches(placed, indexer, state.shift)
@@ -78,11 +81,24 @@ def select_rows(queries: Tensor, state: IndexState, placed: Placed, indexer: Ind
                 tensor_type(queries), state.shift, num_warps=_SCORE_WARPS,
             )  # fmt: skip
         part = slice(first, first + lanes * rows)
-        choose_rows[(lanes * rows,)](
-            scores, placed.positions[part], groups[part], numbers[part], masks[part], scores.shape[1], indexer.ratio,
-            indexer.budget, near, power_above(near), words, held, min(held, _CHOICE_BLOCK), num_warps=_CHOICE_WARPS,
-        )  # fmt: skip
+        choose(scores, Chosen(groups[part], numbers[part], placed.positions[part]), masks[part], indexer, near, held)
     return MaskedChoice(groups, numbers, placed.positions, masks, near)
+
+
+def choose(scores: Tensor, found: Chosen, masks: Tensor, indexer: Indexer, near: int, held: int) -> None:
+    """Fills `found` and `masks` of rows with `scores` [rows, groups]."""
+    from recipes.components.gpu.chunk_choice_kernels import choose_far, choose_near
+
+    grid, common = (len(found.groups),), (scores.shape[1], indexer.ratio, indexer.budget, near)
+    choose_near[grid](
+        scores, found.anchors, found.groups, found.numbers, masks, *common, power_above(near), masks.shape[1],
+        num_warps=_NEAR_WARPS,
+    )  # fmt: skip
+    if scores.shape[1] >= near:
+        choose_far[grid](
+            scores, found.anchors, found.groups, found.numbers, *common, min(held, _SOME_GROUPS), held,
+            min(held, _CHOICE_BLOCK), num_warps=_CHOICE_WARPS,
+        )  # fmt: skip
 
 
 def _reaches(placed: Placed, indexer: Indexer, shift: int) -> tuple[int, int, int]:
@@ -104,23 +120,42 @@ def attend_rows_chosen(
 ) -> Tensor:  # fmt: skip
     """As `selection.attend_chosen`, [R, queries * size], of rows that chose where they stand, by `select_rows`."""
     from recipes.components.gpu.attention import tensor_type
-    from recipes.components.gpu.chunk_attention_kernels import attend_far, attend_near
+    from recipes.components.gpu.chunk_attention_kernels import attend_far, attend_near, merge_splits
 
     if not isinstance(chosen, MaskedChoice):
         raise ContractBreach("rows of a prompt chunk attend to what they chose as a chunk")
     count, lanes, tile = len(queries), len(placed.tables), tile or (ChunkTile() if roomy(queries) else _NARROW)
     out = torch.empty(count, heads.queries * heads.size, dtype=queries.dtype, device=queries.device)
+    splits, gathers = next((own for few, *own in _SPLITS if count <= few), (1, 1))
+    shape = (count, heads.queries, splits) if splits > 1 else (1, 1, 1)
+    parts = torch.empty(*shape, heads.size, dtype=torch.float32, device=queries.device)
+    sums = torch.empty(*shape, 2, dtype=torch.float32, device=queries.device)
+    per = _parts_of(chosen.near * indexer.ratio + shift, PAGE_TOKENS, splits) // PAGE_TOKENS
+    tokens = _parts_of(indexer.budget * indexer.ratio + indexer.ratio - 1, tile.tokens, gathers)
     block, kind = max(16, power_above(heads.size)), tensor_type(pages)
     line, scale = projected.stride(0), heads.size**-0.5
-    common = line, placed.tables.shape[1], scale, placed.width, heads.group, heads.keys, heads.size, block
-    attend_near[(lanes * heads.keys, -(-placed.width * heads.group // tile.items))](
-        queries, projected, pages, placed.positions, placed.tables, chosen.masks, out, *common, PAGE_TOKENS,
-        indexer.ratio, chosen.near, chosen.masks.shape[1], tile.items, kind, shift, tile.stages, num_warps=tile.warps,
+    common = (
+        out, parts, sums, line, placed.tables.shape[1], scale, placed.width, heads.group, heads.keys, heads.size, block,
+        PAGE_TOKENS, indexer.ratio, chosen.near, splits,
+    )  # fmt: skip
+    attend_near[(lanes * heads.keys, -(-placed.width * heads.group // tile.items), splits)](
+        queries, projected, pages, placed.positions, placed.tables, chosen.masks, *common, per, chosen.masks.shape[1],
+        tile.items, kind, shift, tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     if placed.tables.shape[1] * PAGE_TOKENS // indexer.ratio >= chosen.near:
-        attend_far[(count, heads.keys)](
-            queries, projected, pages, placed.positions, placed.tables, chosen.groups, chosen.numbers, out, *common,
-            PAGE_TOKENS, indexer.ratio, indexer.budget, chosen.near, max(16, power_above(heads.group)), tile.tokens,
-            kind, shift, tile.gather_stages, num_warps=tile.gather_warps,
+        attend_far[(count, heads.keys, gathers)](
+            queries, projected, pages, placed.positions, placed.tables, chosen.groups, chosen.numbers, *common, tokens,
+            indexer.budget, max(16, power_above(heads.group)), tile.tokens, kind, shift, tile.gather_stages,
+            num_warps=tile.gather_warps,
+        )  # fmt: skip
+    if splits > 1:
+        merge_splits[(count, heads.queries)](
+            parts, sums, projected, placed.positions, chosen.numbers, out, line, heads.queries, heads.size, block,
+            indexer.ratio, chosen.near, splits, per * PAGE_TOKENS, tokens, shift, num_warps=2,
         )  # fmt: skip
     return out
+
+
+def _parts_of(tokens: int, step: int, splits: int) -> int:
+    """How many of `tokens` each of `splits` programs takes, in whole steps."""
+    return -(-tokens // (step * splits)) * step

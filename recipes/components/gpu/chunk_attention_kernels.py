@@ -1,17 +1,17 @@
-"""Triton kernels of sparse attention for prompt chunks: scores by tiles of rows, their choice, attention to it.
+"""Triton kernels of sparse attention for prompt chunks: scores by tiles of rows, attention to what each row chose.
 
 Rows that do not stand far behind a context's beginning share tiles, which go over all of it under the rows' masks; far
-rows gather what they chose. Which of both a row does follows from its position alone. Scores are not negative.
+rows gather what they chose. Which of both a row does follows from its position alone. Scores are not negative. Where
+rows are few, programs take parts of the way, fixed ones, and another kernel weighs these together.
 """
 
-# mypy: disable-error-code="untyped-decorator"
+# mypy: disable-error-code="untyped-decorator,no-any-return"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from recipes.components.gpu.attention_kernels import add_page
-from recipes.components.gpu.choice_kernels import best_of
 
 
 @triton.jit
@@ -44,84 +44,6 @@ def score_rows(
 
 
 @triton.jit
-def _choose(
-    line: tl.tensor, out: tl.tensor, masks: tl.tensor, visible: tl.tensor, BUDGET: tl.constexpr, BG: tl.constexpr,
-    WORDS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Writes the choice of a row that sees at most `BG` groups; how many there are. Equal scores: the lower group."""
-    at = tl.arange(0, BG)
-    take = at < visible
-    place = at
-    if visible > BUDGET:
-        bits = tl.load(line + at, mask=at < visible, other=0).to(tl.int32, bitcast=True)
-        take, place = best_of(bits, at < visible, BUDGET)
-    tl.store(out + place, at, mask=take)
-    if WORDS > 0:
-        # The open tail is a group of its own, and everyone's choice.
-        marked = (take | (at == visible)).to(tl.int32) << (at % 16)
-        word = tl.arange(0, BG // 16)
-        tl.store(masks + word, tl.sum(tl.reshape(marked, (BG // 16, 16)), 1), mask=word < WORDS)
-    return tl.minimum(visible, BUDGET)
-
-
-@triton.jit
-def _choose_far(
-    line: tl.tensor, out: tl.tensor, visible: tl.tensor, BUDGET: tl.constexpr, BLOCK: tl.constexpr
-) -> tl.tensor:
-    """As `_choose` for any number of groups, which are counted block by block and byte by byte."""
-    limit, need = tl.zeros([], tl.int32), tl.full([], BUDGET, tl.int32)
-    at, digit = tl.arange(0, BLOCK), tl.arange(0, 256)
-    for step in tl.static_range(4):
-        counts = tl.zeros([256], tl.int32)
-        for start in tl.range(0, visible, BLOCK):
-            here = start + at < visible
-            bits = tl.load(line + start + at, mask=here, other=0).to(tl.int32, bitcast=True)
-            if step > 0:
-                here = here & ((bits >> (32 - 8 * step)) == limit)
-            counts += tl.histogram((bits >> (24 - 8 * step)) & 255, 256, mask=here)
-        above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
-        best = tl.max(tl.where(above + counts >= need, digit, 0), 0)
-        need -= tl.sum(tl.where(digit == best, above, 0), 0)
-        limit = limit * 256 + best
-    taken = tl.zeros([], tl.int32)
-    for start in tl.range(0, visible, BLOCK):
-        here = start + at < visible
-        bits = tl.load(line + start + at, mask=here, other=0).to(tl.int32, bitcast=True)
-        larger, equal = here & (bits > limit), here & (bits == limit)
-        ranks = tl.cumsum(larger.to(tl.int32) + equal.to(tl.int32) * 65536, 0)
-        take = larger | (equal & ((ranks >> 16) <= need))
-        place = taken + (ranks & 65535) + tl.minimum(ranks >> 16, need) - 1
-        tl.store(out + place, start + at, mask=take)
-        ties = tl.minimum(tl.sum(equal.to(tl.int32), 0), need)
-        taken += tl.sum(larger.to(tl.int32), 0) + ties
-        need -= ties
-    return taken
-
-
-@triton.jit
-def choose_rows(
-    scores: tl.tensor, positions: tl.tensor, chosen: tl.tensor, numbers: tl.tensor, masks: tl.tensor, G: tl.tensor,
-    RATIO: tl.constexpr, BUDGET: tl.constexpr, NEAR: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
-    BF: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """One row a program: `chosen` int32 [R, BUDGET], ascending, and how many; of near rows `masks` int32 [R, WORDS].
-
-    A near row sees fewer groups than `NEAR`, which `BN` covers; 16 are a word. Up to `BF` groups are held in registers.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    visible = (tl.load(positions + row) + 1) // RATIO
-    line, out, mask = scores + row * G, chosen + row * BUDGET, masks + row * WORDS
-    number = visible
-    if visible < NEAR:
-        number = _choose(line, out, mask, visible, BUDGET, BN, WORDS)
-    elif visible <= BF:
-        number = _choose(line, out, mask, visible, BUDGET, BF, 0)
-    else:
-        number = _choose_far(line, out, visible, BUDGET, BLOCK)
-    tl.store(numbers + row, number)
-
-
-@triton.jit
 def _put_gated(
     found: tl.tensor, total: tl.tensor, projected: tl.tensor, LINE: tl.tensor, out: tl.tensor, row: tl.tensor,
     head: tl.tensor, real: tl.tensor, HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
@@ -138,29 +60,71 @@ def _put_gated(
 
 
 @triton.jit
+def _leave(
+    found: tl.tensor, total: tl.tensor, top: tl.tensor, parts: tl.tensor, sums: tl.tensor, row: tl.tensor,
+    head: tl.tensor, real: tl.tensor, HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
+) -> None:  # fmt: skip
+    """What this split found for (`row`, `head`) pairs, for `merge_splits`."""
+    at = tl.arange(0, BD)
+    entry = (row * HEADS + head) * SPLITS + tl.program_id(2)
+    tl.store(parts + entry[:, None] * D + at[None, :], found, mask=real[:, None] & (at < D)[None, :])
+    tl.store(sums + 2 * entry, top, mask=real)
+    tl.store(sums + 2 * entry + 1, total, mask=real)
+
+
+@triton.jit
 def _add_masked(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, seen: tl.tensor, top: tl.tensor, total: tl.tensor,
     found: tl.tensor, scale: tl.constexpr, TYPE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """One step of the running softmax over what each row has `seen` [QR, tokens]."""
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * (scale * 1.4426950408889634)
-    scores = tl.where(seen, scores, -float("inf"))
+    # Scores and the largest of them are left unscaled: then what an exponent takes is one operation.
+    factor: tl.constexpr = scale * 1.4426950408889634
+    scores = tl.where(seen, tl.dot(query, tl.trans(keys), input_precision="ieee"), -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
-    safe = tl.where(new_top == -float("inf"), 0.0, new_top)
-    weights = tl.exp2(scores - safe[:, None])
-    keep = tl.exp2(top - safe)
+    safe = tl.where(new_top == -float("inf"), 0.0, new_top * factor)
+    weights = tl.exp2(scores * factor - safe[:, None])
+    keep = tl.exp2(top * factor - safe)
     total = total * keep + tl.sum(weights, 1)
     found = tl.dot(weights.to(TYPE), values, found * keep[:, None], input_precision="ieee")
     return new_top, total, found
 
 
 @triton.jit
+def _add_page(
+    number: tl.tensor, query: tl.tensor, pages: tl.tensor, table: tl.tensor, masks: tl.tensor, live: tl.tensor,
+    limit: tl.tensor, reach: tl.tensor, key: tl.tensor, top: tl.tensor, total: tl.tensor, found: tl.tensor,
+    scale: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
+    RATIO: tl.constexpr, WORDS: tl.constexpr, TYPE: tl.constexpr, SHIFT: tl.constexpr, WHOLE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """The running softmax of a tile's `live` rows over one page; `WHOLE`: all of them see all of it."""
+    at, token = tl.arange(0, BD), tl.arange(0, PAGE)
+    page = tl.load(table + number).to(tl.int64)
+    place = pages + ((page * 2 * KEY_HEADS + key) * PAGE + token)[:, None] * D + at[None, :]
+    position = number * PAGE + token - SHIFT
+    seen = live[:, None] & (token >= 0)[None, :]
+    if WORDS > 0:
+        word = tl.load(masks + number, mask=live & (number * PAGE <= limit), other=0)
+        seen = (word[:, None] & (1 << (token // RATIO))[None, :]) != 0
+    if WHOLE and D == BD:
+        keys, values = tl.load(place), tl.load(place + KEY_HEADS * PAGE * D)
+    else:
+        # Beyond the length a page holds whatever was there before: it must not even be multiplied by zero.
+        known = ((position >= 0) & (position < reach))[:, None] & (at < D)[None, :]
+        keys, values = tl.load(place, mask=known, other=0), tl.load(place + KEY_HEADS * PAGE * D, mask=known, other=0)
+    if not WHOLE:
+        seen = seen & (position >= 0)[None, :] & (position[None, :] <= limit[:, None])
+    return _add_masked(query, keys.to(TYPE), values.to(TYPE), seen, top, total, found, scale, TYPE)
+
+
+@triton.jit
 def attend_near(
     queries: tl.tensor, projected: tl.tensor, pages: tl.tensor, positions: tl.tensor, tables: tl.tensor,
-    masks: tl.tensor, out: tl.tensor, LINE: tl.tensor, LANE_PAGES: tl.tensor, scale: tl.constexpr, W: tl.constexpr,
-    GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr,
-    RATIO: tl.constexpr, NEAR: tl.constexpr, WORDS: tl.constexpr, QR: tl.constexpr, TYPE: tl.constexpr,
-    SHIFT: tl.constexpr, STAGES: tl.constexpr,
+    masks: tl.tensor, out: tl.tensor, parts: tl.tensor, sums: tl.tensor, LINE: tl.tensor, LANE_PAGES: tl.tensor,
+    scale: tl.constexpr, W: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, PAGE: tl.constexpr, RATIO: tl.constexpr, NEAR: tl.constexpr, SPLITS: tl.constexpr,
+    PER: tl.constexpr, WORDS: tl.constexpr, QR: tl.constexpr, TYPE: tl.constexpr, SHIFT: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows that see fewer groups than `NEAR`: one lane, key head and tile of `QR` (row, query head) pairs a program.
 
@@ -173,47 +137,61 @@ def attend_near(
     row = (lane * W + item // GROUP).to(tl.int64)
     limit = tl.load(positions + row, mask=item < W * GROUP, other=-1)
     real = (item < W * GROUP) & ((limit + 1) // RATIO < NEAR)
+    first = tl.program_id(2) * PER
+    if SPLITS > 1:
+        real = real & (limit + SHIFT >= first * PAGE)
     if tl.max(real.to(tl.int32), 0) > 0:
         limit = tl.where(real, limit, -1)
         head = key * GROUP + item % GROUP
-        at, token = tl.arange(0, BD), tl.arange(0, PAGE)
+        live = real & (limit >= 0)
+        at = tl.arange(0, BD)
         line = queries + (row * (KEY_HEADS * GROUP) + head)[:, None] * D + at[None, :]
         query = tl.load(line, mask=real[:, None] & (at < D)[None, :], other=0).to(TYPE)
         top = tl.full([QR], -float("inf"), tl.float32)
         total = tl.zeros([QR], tl.float32)
         found = tl.zeros([QR, BD], tl.float32)
         reach = tl.max(limit, 0) + 1
-        for number in tl.range(0, tl.cdiv(reach + SHIFT, PAGE), num_stages=STAGES):
-            page = tl.load(tables + lane * LANE_PAGES + number).to(tl.int64)
-            position = number * PAGE + token - SHIFT
-            # Beyond the length a page holds whatever was there before: it must not even be multiplied by zero.
-            known = ((position >= 0) & (position < reach))[:, None] & (at < D)[None, :]
-            place = pages + ((page * 2 * KEY_HEADS + key) * PAGE + token)[:, None] * D + at[None, :]
-            keys = tl.load(place, mask=known, other=0).to(TYPE)
-            values = tl.load(place + KEY_HEADS * PAGE * D, mask=known, other=0).to(TYPE)
-            seen = (position >= 0)[None, :] & (position[None, :] <= limit[:, None])
-            if WORDS > 0:
-                mask = tl.load(masks + row * WORDS + number, mask=real & (number * PAGE <= limit), other=0)
-                seen = seen & (((mask[:, None] >> (token // RATIO)[None, :]) & 1) == 1)
-            top, total, found = _add_masked(query, keys, values, seen, top, total, found, scale, TYPE)
-        _put_gated(found, total, projected, LINE, out, row, head, real, KEY_HEADS * GROUP, D, BD)
+        last = tl.minimum(first + PER, tl.cdiv(reach + SHIFT, PAGE))
+        table, mask = tables + lane * LANE_PAGES, masks + row * WORDS
+        if SHIFT == 0:
+            # Nearly all pages end before the tile's first row does: there nobody's limit needs to be looked at.
+            start = tl.min(tl.where(live, limit + 1, reach), 0) // PAGE
+            start = tl.minimum(last, tl.maximum(start, first))
+            for number in tl.range(first, start, num_stages=STAGES):
+                top, total, found = _add_page(
+                    number, query, pages, table, mask, live, limit, reach, key, top, total, found, scale, KEY_HEADS, D,
+                    BD, PAGE, RATIO, WORDS, TYPE, SHIFT, True,
+                )  # fmt: skip
+            first = start
+        for number in tl.range(first, last, num_stages=STAGES):
+            top, total, found = _add_page(
+                number, query, pages, table, mask, live, limit, reach, key, top, total, found, scale, KEY_HEADS, D, BD,
+                PAGE, RATIO, WORDS, TYPE, SHIFT, False,
+            )  # fmt: skip
+        if SPLITS > 1:
+            top *= scale * 1.4426950408889634
+            _leave(found, total, top, parts, sums, row, head, real, KEY_HEADS * GROUP, D, BD, SPLITS)
+        else:
+            _put_gated(found, total, projected, LINE, out, row, head, real, KEY_HEADS * GROUP, D, BD)
 
 
 @triton.jit
 def attend_far(
     queries: tl.tensor, projected: tl.tensor, pages: tl.tensor, positions: tl.tensor, tables: tl.tensor,
-    chosen: tl.tensor, numbers: tl.tensor, out: tl.tensor, LINE: tl.tensor, LANE_PAGES: tl.tensor,
-    scale: tl.constexpr, W: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr,
-    BD: tl.constexpr, PAGE: tl.constexpr, RATIO: tl.constexpr, BUDGET: tl.constexpr, NEAR: tl.constexpr,
-    QR: tl.constexpr, BT: tl.constexpr, TYPE: tl.constexpr, SHIFT: tl.constexpr, STAGES: tl.constexpr,
+    chosen: tl.tensor, numbers: tl.tensor, out: tl.tensor, parts: tl.tensor, sums: tl.tensor, LINE: tl.tensor,
+    LANE_PAGES: tl.tensor, scale: tl.constexpr, W: tl.constexpr, GROUP: tl.constexpr, KEY_HEADS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, RATIO: tl.constexpr, NEAR: tl.constexpr,
+    SPLITS: tl.constexpr, PER: tl.constexpr, BUDGET: tl.constexpr, QR: tl.constexpr, BT: tl.constexpr,
+    TYPE: tl.constexpr, SHIFT: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """All other rows: one row and key head a program, its chosen groups and its open tail."""
+    """All other rows: one row and key head a program, its chosen groups and its open tail; or `PER` tokens of them."""
     row, key = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions + row)
-    if (position + 1) // RATIO >= NEAR:
-        number = tl.load(numbers + row)
-        tail = (position + 1) // RATIO * RATIO
-        length = number * RATIO + position + 1 - tail
+    number = tl.load(numbers + row)
+    tail = (position + 1) // RATIO * RATIO
+    length = number * RATIO + position + 1 - tail
+    first = tl.program_id(2) * PER
+    if ((position + 1) // RATIO >= NEAR) & (first < length):
         item, at = tl.arange(0, QR), tl.arange(0, BD)
         head = key * GROUP + item
         inside = (item < GROUP)[:, None] & (at < D)[None, :]
@@ -223,7 +201,7 @@ def attend_far(
         total = tl.zeros([QR], tl.float32)
         found = tl.zeros([QR, BD], tl.float32)
         limit = tl.zeros([QR], tl.int32) + length - 1
-        for start in tl.range(0, length, BT, num_stages=STAGES):
+        for start in tl.range(first, tl.minimum(first + PER, length), BT, num_stages=STAGES):
             token = start + tl.arange(0, BT)
             in_group = token < number * RATIO
             group = tl.load(chosen + row * BUDGET + token // RATIO, mask=in_group, other=0)
@@ -236,4 +214,38 @@ def attend_far(
             values = tl.load(pages + place + KEY_HEADS * PAGE * D, mask=known, other=0).to(TYPE)
             top, total, found = add_page(query, keys, values, token, limit, top, total, found, scale, TYPE)
         every = row + tl.zeros([QR], tl.int64)
-        _put_gated(found, total, projected, LINE, out, every, head, item < GROUP, KEY_HEADS * GROUP, D, BD)
+        if SPLITS > 1:
+            _leave(found, total, top, parts, sums, every, head, item < GROUP, KEY_HEADS * GROUP, D, BD, SPLITS)
+        else:
+            _put_gated(found, total, projected, LINE, out, every, head, item < GROUP, KEY_HEADS * GROUP, D, BD)
+
+
+@triton.jit
+def merge_splits(
+    parts: tl.tensor, sums: tl.tensor, projected: tl.tensor, positions: tl.tensor, numbers: tl.tensor,
+    out: tl.tensor, LINE: tl.tensor, HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, RATIO: tl.constexpr,
+    NEAR: tl.constexpr, SPLITS: tl.constexpr, NEAR_TOKENS: tl.constexpr, FAR_TOKENS: tl.constexpr,
+    SHIFT: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row and query head a program: `out` [R, HEADS * D] of what its splits left in `parts` and `sums`, gated.
+
+    `parts` float32 [R, HEADS, SPLITS, D]: values weighed by powers of two of their scores over the split's largest;
+    `sums` float32 [.., SPLITS, 2]: that score, and the weights' sum.
+    """
+    row, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BD)
+    gate = tl.load(projected + row * LINE + (2 * head + 1) * D + at, mask=at < D, other=0).to(tl.float32)
+    seen = tl.load(positions + row) + 1
+    length = tl.load(numbers + row) * RATIO + seen % RATIO
+    near = tl.where(seen > 0, tl.cdiv(seen + SHIFT, NEAR_TOKENS), 0)
+    used = tl.where(seen // RATIO < NEAR, near, tl.cdiv(length, FAR_TOKENS))
+    split = tl.arange(0, SPLITS)
+    here = split < used
+    entry = (row * HEADS + head) * SPLITS + split
+    top = tl.load(sums + 2 * entry, mask=here, other=-float("inf"))
+    total = tl.load(sums + 2 * entry + 1, mask=here, other=0)
+    value = tl.load(parts + entry[:, None] * D + at[None, :], mask=here[:, None] & (at < D)[None, :], other=0)
+    best = tl.where(used > 0, tl.max(top, 0), 0.0)
+    weight = tl.where(here, tl.exp2(top - best), 0.0)
+    whole = tl.sum(total * weight, 0)
+    found = tl.sum(value * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0) * tl.sigmoid(gate)
+    tl.store(out + (row * HEADS + head) * D + at, found.to(out.dtype.element_ty), mask=at < D)

@@ -23,17 +23,28 @@ def _units(
 
 
 @triton.jit
+def _solved(inverse: tl.tensor, asked: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """`inverse` float32 [C, C] times `asked` [C, N] of `TYPE`: two numbers of that type hold what one would lose."""
+    high = inverse.to(TYPE)
+    low = (inverse - high.to(tl.float32)).to(TYPE)
+    found = tl.dot(high, asked, input_precision="ieee")
+    return tl.dot(low, asked, found, input_precision="ieee").to(TYPE)
+
+
+@triton.jit
 def prepare(
     mixed: tl.tensor, rates: tl.tensor, strengths: tl.tensor, decay_log: tl.tensor, decay_bias: tl.tensor,
     slots: tl.tensor, counts: tl.tensor, queries: tl.tensor, keys: tl.tensor, solved_keys: tl.tensor,
-    solved_values: tl.tensor, scores: tl.tensor, logs: tl.tensor, W: tl.constexpr, PIECES: tl.constexpr,
-    HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    C: tl.constexpr, LEVELS: tl.constexpr, TYPE: tl.constexpr, EXACT: tl.constexpr,
+    solved_values: tl.tensor, scores: tl.tensor, logs: tl.tensor, LINE: tl.tensor, W: tl.constexpr,
+    PIECES: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, TYPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """One piece of `C` rows and one value head a program: all that does not depend on the state before the piece.
 
     Tiles, one a piece and head: `queries`, `keys` [C, BK] of key heads; `solved_keys` [C, BK], `solved_values` [BV, C]:
     the system's solutions for what the state and the values ask; `scores` [C, C]; `logs` float32 [C], summed decays.
+    Rows of `rates` and `strengths` lie LINE apart. The system is solved in float16, unless all is float32: it and its
+    inverse are of products of unit vectors, decays and strengths, none larger than one.
     """
     piece, head = tl.program_id(0), tl.program_id(1)
     lane, start = piece // PIECES, piece % PIECES * C
@@ -46,10 +57,13 @@ def prepare(
         row = (lane * W + start + i).to(tl.int64)
         query = (_units(mixed + key_head * K, row, live, width, K, BK) * (K**-0.5)).to(TYPE)
         key = _units(mixed + (HK + key_head) * K, row, live, width, K, BK).to(TYPE)
-        raw = tl.load(rates + row * HV + head, mask=live, other=0).to(tl.float32) + tl.load(decay_bias + head)
+        at_v = tl.arange(0, BV)
+        place = mixed + row[:, None] * width + 2 * HK * K + head * V + at_v[None, :]
+        value = tl.load(place, mask=live[:, None] & (at_v < V)[None, :], other=0).to(TYPE)
+        raw = tl.load(rates + row * LINE + head, mask=live, other=0).to(tl.float32) + tl.load(decay_bias + head)
         softplus = tl.where(raw > 20.0, raw, tl.log(1.0 + tl.exp(tl.minimum(raw, 20.0))))
         log = tl.cumsum(tl.where(live, -tl.exp(tl.load(decay_log + head).to(tl.float32)) * softplus, 0.0), 0)
-        beta = tl.sigmoid(tl.load(strengths + row * HV + head, mask=live, other=0).to(tl.float32))
+        beta = tl.sigmoid(tl.load(strengths + row * LINE + head, mask=live, other=0).to(tl.float32))
         beta = tl.where(live, beta, 0.0)
         tile = (piece * HV + head).to(tl.int64)
         tl.store(logs + tile * C + i, log)
@@ -60,24 +74,23 @@ def prepare(
             tl.store(keys + shared + line, key)
         lower = i[:, None] >= i[None, :]
         between = tl.where(lower, tl.exp(tl.minimum(log[:, None] - log[None, :], 0.0)), 0.0)
-        weight = tl.dot(query, tl.trans(key), input_precision=EXACT) * between
+        weight = tl.dot(query, tl.trans(key), input_precision="ieee") * between
         tl.store(scores + tile * (C * C) + i[:, None] * C + i[None, :], weight.to(TYPE))
-        system = tl.dot(key, tl.trans(key), input_precision=EXACT) * between * beta[:, None]
+        system = tl.dot(key, tl.trans(key), input_precision="ieee") * between * beta[:, None]
         below = i[:, None] - i[None, :]
         inverse = tl.where(below == 0, 1.0, tl.where((below == 1) & (i % 2 == 1)[:, None], -system, 0.0))
+        half: tl.constexpr = tl.float32 if tl.float32 == TYPE else tl.float16
+        narrow = system.to(half)
         for level in tl.static_range(1, LEVELS):
             block = i >> level
             pair = (block % 2 == 1)[:, None] & (block[:, None] - block[None, :] == 1)
-            part = tl.dot(tl.where(pair, system, 0.0), inverse, input_precision=EXACT)
-            inverse -= tl.dot(inverse, part, input_precision=EXACT)
-        asked = key.to(tl.float32) * (beta * tl.exp(log))[:, None]
-        solved = tl.dot(inverse, asked, input_precision=EXACT)
-        tl.store(solved_keys + tile * (C * BK) + line, solved.to(TYPE))
-        at_v = tl.arange(0, BV)
-        place = mixed + row[:, None] * width + 2 * HK * K + head * V + at_v[None, :]
-        value = tl.load(place, mask=live[:, None] & (at_v < V)[None, :], other=0).to(tl.float32) * beta[:, None]
-        solved = tl.dot(inverse, value, input_precision=EXACT)
-        tl.store(solved_values + tile * (C * BV) + at_v[:, None] * C + i[None, :], tl.trans(solved).to(TYPE))
+            rounded = inverse.to(half)
+            part = tl.dot(tl.where(pair, narrow, 0.0), rounded, input_precision="ieee").to(half)
+            inverse -= tl.dot(rounded, part, input_precision="ieee")
+        solved = _solved(inverse * (beta * tl.exp(log))[None, :], key, TYPE)
+        tl.store(solved_keys + tile * (C * BK) + line, solved)
+        solved = _solved(inverse * beta[None, :], value, TYPE)
+        tl.store(solved_values + tile * (C * BV) + at_v[:, None] * C + i[None, :], tl.trans(solved))
 
 
 @triton.jit

@@ -19,11 +19,9 @@ _CHUNK = 128
 _WARPS = 4
 _FEW_ROWS = 128
 """Up to here a program serves the rows that chose its expert; beyond, rows are sorted by expert first."""
-_APART = 4
-"""Up to here each row's picks have programs of their own: so few rows hardly ever choose the same expert."""
+APART = 8
+"""Up to here each row's picks have programs of their own: so few rows seldom choose the same expert."""
 _COLUMNS = 128
-_TURNED = 512
-"""Inputs that a program puts in order at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ class Tile:
         return {} if self.registers is None else {"maxnreg": self.registers}
 
 
-# For rows apart, up to eight, and more: measured on an H200, docs/log.md.
-_IN = Tile(2, 2, 72), Tile(4, 1, 128), Tile(2, 2)
-_OUT = Tile(2, 5), Tile(4, 2), Tile(2, 2)
+# For rows apart and for more: measured on an H200, docs/log.md.
+_IN = Tile(2, 2, 72), Tile(2, 2)
+_OUT = Tile(2, 5), Tile(2, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +66,28 @@ class PackedExperts:
         return len(self.down)
 
 
-def route(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
+def route(scores: Tensor, top: int, live: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(weights float32, experts int32) [R, top] of router scores [R, E]; equal scores go to the lower expert.
 
-    Rows of `scores` may lie apart.
+    Rows of `scores` may lie apart. A row whose `live` int32 [R] is negative chooses nobody: experts -1, weights zero.
     """
     if not runs_triton(scores):
         ranked = torch.sort(torch.softmax(scores.float(), -1), dim=-1, descending=True, stable=True)
-        weights = ranked.values[:, :top]
-        return weights / weights.sum(-1, keepdim=True), ranked.indices[:, :top].int()
-    return _route(scores, top, None, scores)
-
-
-def route_turned(scores: Tensor, top: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `route`, and the rows `x` [R, H] in the order in which `inner_rows` takes them at least cost. Kernel only."""
-    turned = torch.empty_like(x)
-    return *_route(scores, top, x, turned), turned
-
-
-def _route(scores: Tensor, top: int, x: Tensor | None, turned: Tensor) -> tuple[Tensor, Tensor]:
-    from recipes.components.gpu.experts_kernels import route as kernel
+        weights, chosen = ranked.values[:, :top], ranked.indices[:, :top].int()
+        weights = weights / weights.sum(-1, keepdim=True)
+        if live is None:
+            return weights, chosen
+        nobody = (live < 0)[:, None]
+        return weights.masked_fill(nobody, 0), chosen.masked_fill(nobody, -1)
+    from recipes.components.gpu.routing_kernels import route as kernel
 
     count, experts = scores.shape
     weights = torch.empty(count, top, dtype=torch.float32, device=scores.device)
     chosen = torch.empty(count, top, dtype=torch.int32, device=scores.device)
     early = chained(scores)
-    kernel[(count, 1 if x is None else 2)](
-        scores, weights, chosen, turned if x is None else x, turned, scores.stride(0), experts, power_above(experts),
-        top, power_above(top), turned.shape[1], _TURNED, early, num_warps=1, **_launched(early),
+    kernel[(count,)](
+        scores, weights, chosen, live, scores.stride(0), experts, power_above(experts), top, power_above(top), early,
+        num_warps=1, **_launched(early),
     )  # fmt: skip
     return weights, chosen
 
@@ -105,7 +97,8 @@ def mixture(
 ) -> Tensor:
     """[R, H] of block input `x` [R, H]: the routed experts' weighted sum and sigmoid(`shared_gate` [R]) * `shared`.
 
-    Each expert's bytes are read once for all rows that chose it. A row's result does not depend on the others.
+    Each expert's bytes are read once for all rows that chose it. A row's result does not depend on the others. Picks of
+    nobody (`route`) cost nothing and add nothing.
     """
     if not runs_triton(x):
         return _mixture(x, experts, weights, chosen, shared, shared_gate)
@@ -117,24 +110,21 @@ def mixture(
     return _add(parts, weights, shared, shared_gate)
 
 
-def inner_rows(
-    x: Tensor, experts: PackedExperts, chosen: Tensor, *, turned: bool = False, early: bool = False
-) -> Tensor:
+def inner_rows(x: Tensor, experts: PackedExperts, chosen: Tensor, *, turned: bool = False) -> Tensor:
     """silu(gate) * up [R, top, I] of each row's experts, as `output_rows` takes it. Kernel only, up to 128 rows.
 
-    `turned`: `x` [R, H] is what `route_turned` made. `early`: there was a kernel after routing, so weights may be asked
-    for while that one runs.
+    `turned`: `x` [R, H] is in the order of `turned` (packed_kernels.py), at least cost here.
     """
     from recipes.components.gpu.experts_kernels import experts_in
 
-    (count, hidden), inner, tile = x.shape, experts.down.shape[2] * 2, _IN[_size(len(x))]
+    (count, hidden), inner, tile = x.shape, experts.down.shape[2] * 2, _IN[len(x) > APART]
     out = torch.empty(count, experts.top, inner, dtype=x.dtype, device=x.device)
     warps = min(_WARPS, power_above(-(-hidden // _CHUNK)))
     turns = -(-hidden // (_CHUNK * warps))
     experts_in[(-(-inner // (4 * eights(tile.outputs))), count * experts.top)](
         x, experts.gate_up, experts.gate_up_scales, experts.gate_up_singles, chosen, out, count, experts.top,
-        power_above(experts.top), _places(count), inner, hidden, warps, eights(tile.outputs), turns,
-        min(tile.ahead, turns), turned, EARLY=early, **packed_options(x, warps), **tile.options(),
+        power_above(experts.top), places(count), inner, hidden, warps, eights(tile.outputs), turns,
+        min(tile.ahead, turns), turned, **packed_options(x, warps), **tile.options(),
     )  # fmt: skip
     return out
 
@@ -143,15 +133,25 @@ def output_rows(inner: Tensor, experts: PackedExperts, chosen: Tensor) -> Tensor
     """float32 [R, top, H]: each expert's output of what `inner_rows` made right before. Kernel only."""
     from recipes.components.gpu.experts_kernels import experts_out
 
-    (count, top, size), hidden, tile = inner.shape, experts.down.shape[1], _OUT[_size(len(inner))]
+    (count, top, size), hidden, tile = inner.shape, experts.down.shape[1], output_tile(len(inner))
     out = torch.empty(count, top, hidden, dtype=torch.float32, device=inner.device)
     turns = -(-size // _CHUNK)
-    experts_out[(-(-hidden // (8 * eights(tile.outputs) * _WARPS)), count * top)](
+    experts_out[(output_programs(experts, count), count * top)](
         inner, experts.down, experts.down_scales, experts.down_singles, chosen, out, count, top, power_above(top),
-        _places(count), hidden, size, _WARPS, eights(tile.outputs), turns, min(tile.ahead, turns),
+        places(count), hidden, size, _WARPS, eights(tile.outputs), turns, min(tile.ahead, turns),
         **packed_options(inner, _WARPS), **tile.options(),
     )  # fmt: skip
     return out
+
+
+def output_tile(rows: int) -> Tile:
+    """How outputs of so many rows are divided."""
+    return _OUT[rows > APART]
+
+
+def output_programs(experts: PackedExperts, rows: int) -> int:
+    """Programs along the outputs for a row's expert."""
+    return -(-experts.down.shape[1] // (8 * eights(output_tile(rows).outputs) * _WARPS))
 
 
 def _add(parts: Tensor, weights: Tensor, shared: Tensor, shared_gate: Tensor) -> Tensor:
@@ -165,14 +165,9 @@ def _add(parts: Tensor, weights: Tensor, shared: Tensor, shared_gate: Tensor) ->
     return out
 
 
-def _size(rows: int) -> int:
-    """Which tile."""
-    return (rows > _APART) + (rows > 8)
-
-
-def _places(rows: int) -> int:
-    """Rows that a kernel is made for: one (any number, each apart), eight, or a power of two."""
-    return 1 if rows <= _APART else max(8, power_above(rows))
+def places(rows: int) -> int:
+    """Rows that a kernel is made for: one (any number, each apart), or a power of two."""
+    return 1 if rows <= APART else power_above(rows)
 
 
 def _launched(early: bool) -> dict[str, object]:

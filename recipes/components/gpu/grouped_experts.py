@@ -18,26 +18,42 @@ from recipes.components.gpu.launch import power_above, runs_triton
 _PIECE = 128
 """Picks that one program sorts."""
 _COLUMNS = 1024
-_DEPTH = 64
-"""Of the inner dimension in a step: the four scales of a row are then one word."""
+_CHUNK = 128
+"""Inputs in a step: a row's eight scales are then one word."""
+_SIZES = (16, 0), (32, 0), (32, 16), (64, 0), (64, 32)
+"""Rows of a tile, in two powers of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTile:
-    """How the products are divided: `rows` of one expert and `outputs` a program, steps fetched ahead of their use."""
+    """How the products are divided: `rows` and `more` of one expert a program, `eights` of matrix rows a warp.
+
+    `more` is zero or a smaller power of two than `rows`. Steps are fetched `stages` ahead.
+    """
 
     rows: int
-    outputs: int
+    more: int
     warps: int
+    eights: int
     stages: int
+
+    @property
+    def most(self) -> int:
+        """Rows in all."""
+        return self.rows + self.more
+
+    @property
+    def outputs(self) -> int:
+        """Matrix rows of a program."""
+        return 8 * self.warps * self.eights
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Picks by expert, all int32. `order` [picks]: pick at each place, `places` [picks]: place of each pick.
+    """Picks by expert, all int32. `order` [picks]: pick at each place, `places` [picks]: place of each pick, or -1.
 
     `starts` [E' + 2]: an expert's first place, then the numbers of picks and of tiles, E' a power of two; `tiles`
-    [most, 2]: expert and first place of each.
+    [most, 2]: expert and first place of each. Picks of nobody have no place; what lies behind the numbers is undefined.
     """
 
     order: Tensor
@@ -47,7 +63,7 @@ class Sorted:
 
 
 def sort_picks(chosen: Tensor, experts: int, rows: int) -> Sorted:
-    """The picks of `chosen` int32 [R, top] by expert, equal ones in order, in tiles of at most `rows`."""
+    """The picks of `chosen` int32 [R, top] by expert, equal ones in order, in tiles of at most `rows`. -1 is nobody."""
     picks, block = chosen.numel(), power_above(experts)
     most = min(picks, experts) + picks // rows
     made = chosen.new_empty(picks), chosen.new_empty(picks), chosen.new_empty(block + 2), chosen.new_empty(most, 2)
@@ -69,10 +85,11 @@ def sort_picks(chosen: Tensor, experts: int, rows: int) -> Sorted:
 
 def _sort_picks(chosen: Tensor, rows: int, block: int, found: Sorted) -> Sorted:
     """May wait for the host."""
-    ranked = torch.sort(chosen.flatten(), stable=True)
+    picks = torch.where(chosen < 0, block, chosen).flatten()
+    ranked, places = torch.sort(picks, stable=True), torch.arange(len(picks), device=chosen.device)
     found.order.copy_(ranked.indices)
-    found.places[ranked.indices] = torch.arange(len(ranked.indices), dtype=torch.int32, device=chosen.device)
-    totals = torch.bincount(chosen.flatten(), minlength=block)
+    found.places[ranked.indices] = torch.where(ranked.values < block, places, -1).int()
+    totals = torch.bincount(picks, minlength=block + 1)[:block]
     needed = (totals + rows - 1) // rows
     starts = totals.cumsum(0) - totals
     count = int(needed.sum())
@@ -84,11 +101,12 @@ def _sort_picks(chosen: Tensor, rows: int, block: int, found: Sorted) -> Sorted:
 
 
 def tiles_for(picks: int, experts: int) -> tuple[ExpertTile, ExpertTile]:
-    """Tiles of both products: as many rows as an expert gets on the average, and a little more (docs/log.md)."""
-    rows = max(16, min(128, power_above(picks // experts + 1)))
-    if rows < 64:
-        return ExpertTile(rows, 64, 4, 3), ExpertTile(rows, 128, 4, 4)
-    return ExpertTile(rows, 64, 8, 3), ExpertTile(rows, 128, 8, 4)
+    """Tiles of both products for that many picks, with room for most experts' shares (docs/log.md)."""
+    share = picks / experts
+    wanted = share + 1.25 * share**0.5
+    rows, more = next((size for size in _SIZES if sum(size) >= wanted), _SIZES[-1])
+    tile = ExpertTile(rows, more, 4, 4, 3) if rows < 64 else ExpertTile(rows, more, 8, 2, 3)
+    return tile, tile
 
 
 def grouped_mixture(
@@ -99,22 +117,22 @@ def grouped_mixture(
     from recipes.components.gpu.attention import tensor_type
     from recipes.components.gpu.grouped_experts_kernels import gather_parts, grouped_in, grouped_out, interleave
 
-    (count, hidden), inner_size, held = x.shape, experts.down.shape[2] * 2, len(experts.down)
-    picks = chosen.numel()
-    first, second = tiles or tiles_for(picks, held)
-    found = sort_picks(chosen, held, first.rows)
+    (count, hidden), inner_size = x.shape, experts.down.shape[2] * 2
+    picks, kind = chosen.numel(), tensor_type(x)
+    first, second = tiles or tiles_for(picks, experts.count)
+    found = sort_picks(chosen, experts.count, first.most)
     block, most = len(found.starts) - 2, len(found.tiles)
-    turned, inner = torch.empty_like(x), x.new_empty(picks, inner_size)
-    interleave[(count,)](x, turned, hidden, power_above(hidden))
-    grouped_in[(most, -(-inner_size // first.outputs))](
+    turned, inner = x.new_empty(count, _whole(hidden)), x.new_empty(picks, _whole(inner_size))
+    interleave[(count,)](x, turned, hidden, turned.shape[1], power_above(turned.shape[1]))
+    grouped_in[(most, -(-inner.shape[1] // (first.outputs // 2)))](
         turned, experts.gate_up, experts.gate_up_scales, experts.gate_up_singles, found.order, found.starts,
-        found.tiles, inner, experts.top, inner_size, hidden, block, first.rows, first.outputs, _DEPTH,
-        tensor_type(x), first.stages, num_warps=first.warps,
+        found.tiles, inner, experts.top, inner_size, hidden, block, first.rows, first.more, first.warps, first.eights,
+        first.stages, kind, num_warps=first.warps,
     )  # fmt: skip
     parts = x.new_empty(picks, hidden)
     grouped_out[(most, -(-hidden // second.outputs))](
         inner, experts.down, experts.down_scales, experts.down_singles, found.starts, found.tiles, parts, hidden,
-        inner_size, block, first.rows, second.outputs, _DEPTH, tensor_type(x), second.stages,
+        inner_size, block, second.rows, second.more, second.warps, second.eights, second.stages, kind,
         num_warps=second.warps,
     )  # fmt: skip
     out, wide = torch.empty_like(x), min(_COLUMNS, power_above(hidden))
@@ -122,3 +140,8 @@ def grouped_mixture(
         parts, weights, found.places, shared, shared_gate, out, shared_gate.stride(0), experts.top, hidden, wide
     )
     return out
+
+
+def _whole(inputs: int) -> int:
+    """Places of so many inputs in the order of widened words."""
+    return -(-inputs // _CHUNK) * _CHUNK

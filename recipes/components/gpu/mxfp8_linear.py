@@ -25,6 +25,9 @@ _FEW_PROGRAMS = 264
 """Two for each multiprocessor of an H200: with fewer programs each takes twice the warps."""
 _BLOCKS = 128
 """Of 32 values that a program widens."""
+_ONE_WAVE = 528
+"""Programs that an H200 runs at once, 128 registers a thread. With more tiles a program walks through two of them; for
+more than eight rows they are twice as large instead, since the rows come from the cache once for each tile."""
 _AHEAD = 5
 """Chunks of a warp that are asked for before the wait for the kernel before."""
 
@@ -102,6 +105,11 @@ def mxfp8_gated(x: Tensor, weight: Mxfp8Weight) -> Tensor:
     return _launch(x, weight, x.new_empty(len(x), weight.outputs // 2), gated=True)
 
 
+def eights_of_rows(count: int) -> int:
+    """How many times eight rows a program takes."""
+    return max(1, power_above(min(count, _AT_ONCE)) // 8)
+
+
 def _launch(
     x: Tensor, weight: Mxfp8Weight, out: Tensor, *, gated: bool = False, strengths: Tensor | None = None
 ) -> Tensor:
@@ -110,14 +118,21 @@ def _launch(
     from recipes.components.gpu.mxfp8_linear_kernels import mxfp8_linear as kernel
 
     (count, inner), outputs = x.shape, weight.outputs
-    parts, chunks, some = max(1, power_above(min(count, _AT_ONCE)) // 8), -(-inner // _CHUNK), eights(2)
+    parts, chunks, some = eights_of_rows(count), -(-inner // _CHUNK), eights(2)
     tiles = -(-outputs // (8 * some))
+    wide = tiles > _ONE_WAVE
     warps = min(8 if tiles < _FEW_PROGRAMS and chunks % 8 == 0 else 4, power_above(chunks))
     turns, early = -(-chunks // warps), chained(x)
-    kernel[(tiles, -(-count // (8 * parts)))](
-        x, weight.values.view(torch.uint8), weight.scales, out, strengths, count, outputs, inner, warps, some,
-        parts, turns, min(_AHEAD if warps <= 4 else 3, turns), gated, 0 if strengths is None else strengths.shape[1],
-        tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
+    walked, ahead = 1, _AHEAD if warps <= 4 else 3
+    if wide and parts == 1:
+        walked, ahead = 2, 3
+    elif wide:
+        some, ahead = eights(4), 2
+        tiles = -(-outputs // (8 * some))
+    kernel[(-(-tiles // walked), -(-count // (8 * parts)))](
+        x, weight.values.view(torch.uint8), weight.scales, out, strengths, count, outputs, inner, warps, some, parts,
+        walked, turns, min(ahead, turns * walked), warps > 4 and not gated, gated,
+        0 if strengths is None else strengths.shape[1], tl.float32 if x.dtype == torch.float32 else tl.bfloat16,
         early, num_warps=warps, num_stages=1, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out

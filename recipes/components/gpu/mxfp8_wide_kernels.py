@@ -6,8 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recipes.components.gpu.nvfp4_kernels import e4m3
-
 
 @triton.jit
 def widen(
@@ -15,7 +13,7 @@ def widen(
 ) -> None:
     """`BLOCKS` of `total` blocks of `BLOCK` E4M3 bytes a program, each times its power of two, an E8M0 byte.
 
-    Written out as integers until the value is whole: a scale of 2^-127 has no exponent of its own.
+    A byte's bits become those of a float32 over 2^120, the subnormal ones too. A scale of 2^-127 has no exponent.
     """
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     here = (block < total)[:, None]
@@ -23,4 +21,6 @@ def widen(
     byte = tl.load(values + at, mask=here, other=0).to(tl.int32)
     scale = tl.load(scales + block, mask=block < total, other=0).to(tl.int32)
     factor = tl.where(scale == 0, 1 << 22, scale << 23).to(tl.float32, bitcast=True)
-    tl.store(out + at, (e4m3(byte) * factor[:, None]).to(out.dtype.element_ty), mask=here)
+    bits = ((byte & 127) << 20) | ((byte & 128) << 24)
+    value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2 ** 120
+    tl.store(out + at, (value * factor[:, None]).to(out.dtype.element_ty), mask=here)

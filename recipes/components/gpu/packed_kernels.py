@@ -104,14 +104,21 @@ def fp4_scales(pairs: tl.tensor, S: tl.constexpr, T: tl.constexpr, TYPE: tl.cons
 
 
 @triton.jit
-def _fp4_weights(
-    words: tl.tensor, scales: tl.tensor, J: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TYPE: tl.constexpr
-) -> tl.tensor:
-    """[S, 8 * T, 32] of codes `J` and `J + 4` of words [8, S, T, 16]."""
+def fp4_pair(words: tl.tensor, scales: tl.tensor, J: tl.constexpr, TYPE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Codes `J` and `J + 4` of each word times its scale, before `fp4_whole`."""
     if tl.float32 == TYPE:
         low, high = small_e2m1(words >> (4 * J)) * scales, small_e2m1(words >> (4 * J + 16)) * scales
     else:
         low, high = _halves(_mul2(_fp4_bits(words, J), scales))
+    return low, high
+
+
+@triton.jit
+def _fp4_weights(
+    words: tl.tensor, scales: tl.tensor, J: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TYPE: tl.constexpr
+) -> tl.tensor:
+    """[S, 8 * T, 32] of codes `J` and `J + 4` of words [8, S, T, 16]."""
+    low, high = fp4_pair(words, scales, J, TYPE)
     both = tl.reshape(tl.join(low, high), (8, S, T, 4, 2, 2, 2))
     return tl.reshape(tl.permute(both, (1, 2, 0, 4, 3, 5, 6)), (S, T * 8, 32))
 

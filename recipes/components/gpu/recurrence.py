@@ -18,6 +18,7 @@ from recipes.components.gpu.launch import chained, power_above, runs_triton
 
 _CHANNELS = 256
 _ROWS = 16
+_FINISHED = 16
 _TINY = 1e-6
 VERIFIED_ROWS = 8
 """Lanes of at most so many rows leave records to choose from; longer ones are kept as a whole."""
@@ -227,14 +228,19 @@ def _recover(states: Tensor, records: Records, rows: DeviceRows, kept: Tensor, t
 
 
 def finish(outputs: Tensor, gates: Tensor, norm: Tensor, epsilon: float) -> Tensor:
-    """norm(outputs) * sigmoid(gates), [R, HV * V] of `outputs` [R, HV, V]; the norm is over a head, `norm` [V]."""
+    """norm(outputs) * sigmoid(gates), [R, HV * V] of `outputs` [R, HV, V]; the norm is over a head, `norm` [V].
+
+    Rows of `gates` [R, HV * V] may lie apart.
+    """
     count, heads, size = outputs.shape
     if not runs_triton(outputs):
         wide = outputs.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon) * norm.float()
         return (normed.flatten(1) * gates.float().sigmoid()).to(outputs.dtype)
-    from recipes.components.gpu.recurrence_kernels import finish as kernel
+    from recipes.components.gpu.chunk_recurrence_kernels import finish as kernel
 
     out = torch.empty(count, heads * size, dtype=outputs.dtype, device=outputs.device)
-    kernel[(count, heads)](outputs, gates, norm, out, epsilon, heads, size, power_above(size))
+    kernel[(-(-count * heads // _FINISHED),)](
+        outputs, gates, norm, out, count * heads, gates.stride(0), epsilon, heads, size, power_above(size), _FINISHED
+    )
     return out

@@ -117,18 +117,3 @@ def recover(
                 state = state * decay
                 state = state + key[:, None] * correction[None, :]
         tl.store(states + target.to(tl.int64) * (HV * K * V) + tile, state, mask=inside)
-
-
-@triton.jit
-def finish(
-    outputs: tl.tensor, gates: tl.tensor, norm: tl.tensor, out: tl.tensor, epsilon: tl.constexpr, HV: tl.constexpr,
-    V: tl.constexpr, BV: tl.constexpr,
-) -> None:  # fmt: skip
-    """One row and head a program: norm over the head, times the sigmoid of its gate."""
-    at = (tl.program_id(0).to(tl.int64) * HV + tl.program_id(1)) * V + tl.arange(0, BV)
-    here = tl.arange(0, BV) < V
-    value = tl.load(outputs + at, mask=here, other=0).to(tl.float32)
-    gate = tl.sigmoid(tl.load(gates + at, mask=here, other=0).to(tl.float32))
-    weight = tl.load(norm + tl.arange(0, BV), mask=here, other=0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value, 0) / V + epsilon) * weight * gate
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
