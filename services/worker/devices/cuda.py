@@ -162,7 +162,7 @@ def _launcher(stream: int) -> Callable[[Any], None]:
 
 
 def _instantiate(graph: int) -> tuple[int, Any]:
-    """Nodes of a captured graph, and its executable form, already on the device."""
+    """Nodes of a captured graph, and its executable form."""
     from cuda.bindings import driver as cuda
 
     captured = cuda.CUgraph(graph)
