@@ -17,6 +17,11 @@ if [ ${#files[@]} = 0 ]; then
   mapfile -t files < <(grep -lE 'mark\.gpu|place: Place|Pair' -r tests --include 'test_*.py' | sort)
 fi
 
+named() { # FILE: what its log is called; files of two folders may have one name
+  local name=${1#tests/}
+  name=${name%.py}
+  echo "${name//\//.}"
+}
 one() { # NAME ARGUMENTS...: one file's tests; its result in a line
   local name=$1 begin code
   shift
@@ -24,15 +29,15 @@ one() { # NAME ARGUMENTS...: one file's tests; its result in a line
   timeout "$limit" "$python" -m pytest -p no:cacheprovider -q -m gpu --durations=0 "$@" > "$logs/$name.log" 2>&1
   code=$?
   [ "$code" = 5 ] && return 0 # nothing for a card in it
-  printf '%s %4d s  %-32s %s\n' "$([ "$code" = 0 ] && echo ok || echo "FAILED($code)")" $(($(date +%s) - begin)) \
+  printf '%s %4d s  %-44s %s\n' "$([ "$code" = 0 ] && echo ok || echo "FAILED($code)")" $(($(date +%s) - begin)) \
     "$name" "$(grep -E '^[0-9]+ (passed|failed|skipped|error)|, [0-9]+ passed|in [0-9.]+s' "$logs/$name.log" | tail -1)"
   [ "$code" = 0 ]
 }
-export -f one
+export -f named one
 failed=0
-printf '%s\n' "${files[@]}" | xargs -P "$jobs" -I{} bash -c 'one "$(basename {} .py)" {} -k "not costs"' || failed=1
+printf '%s\n' "${files[@]}" | xargs -P "$jobs" -I{} bash -c 'one "$(named {})" {} -k "not costs"' || failed=1
 measuring=$(grep -lE 'def test_\w*costs' "${files[@]}")
-for file in $measuring; do one "$(basename "$file" .py).costs" "$file" -k costs || failed=1; done
+for file in $measuring; do one "$(named "$file").costs" "$file" -k costs || failed=1; done
 
 echo "slowest:"
 grep -hE '^[0-9.]+s (call|setup|teardown)' "$logs"/*.log | sort -rn | head -20

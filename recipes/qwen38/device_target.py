@@ -126,7 +126,10 @@ class DeviceTarget:
 
     @torch.inference_mode()
     def export(self, rows: DeviceRows, kept: Tensor, target: Tensor) -> None:
-        """Stores the state after the first `kept` rows in snapshot rows `target`, before commit."""
+        """Stores the state after the first `kept` rows in snapshot rows `target`, before commit.
+
+        Of a lane of more than eight rows, as of a prompt chunk, `kept` is all or none.
+        """
         self.pools.store(rows, self._candidates, kept, self._snapshot(target))
 
     @torch.inference_mode()

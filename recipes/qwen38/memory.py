@@ -21,6 +21,11 @@ from recipes.qwen38.state import NGRAM_DILATION
 from shared.manifest import MAXIMUM_DRAFTS, PAGE_TOKENS, BillItem
 
 _FLOAT, _LONG = 4, 8
+_JOINED = {
+    ".input_mix_weight_down.weight": ".block_inject_weight.weight",
+    ".gate.weight": ".shared_expert_gate.weight",
+}
+"""Matrices that a device holds as one with what stands behind them, if it is there."""
 _MATRIX_DTYPES = frozenset({"U8", "F8_E4M3"})
 _WIDTH = MAXIMUM_DRAFTS + 1
 """Rows of a request that a round keeps candidates for, whatever width it has: all variants share one horizon."""
@@ -74,6 +79,7 @@ def widened_bytes(specs: dict[str, Spec]) -> int:
     """What a device's weights take beyond their stored bytes.
 
     Vectors and convolutions are float32 there, scales of experts are decoded, and scales of activations left out.
+    Joined matrices have lines of zeros up to a multiple of eight.
     """
     total = 0
     for name, spec in specs.items():
@@ -84,6 +90,11 @@ def widened_bytes(specs: dict[str, Spec]) -> int:
             total -= count * _FLOAT
         elif spec.dtypes[0] == "BF16" and len(spec.shape) != 2:
             total += count * (_FLOAT - BITS["BF16"] // 8)
+        for ending, joined in _JOINED.items():
+            if name.endswith(ending):
+                beside = specs.get(name.removesuffix(ending) + joined)
+                lines = spec.shape[0] + (beside.shape[0] if beside is not None else 0)
+                total += -lines % 8 * spec.shape[1] * BITS[spec.dtypes[0]] // 8
     return total
 
 

@@ -27,7 +27,7 @@ CUDA = torch.device("cuda")
 def short_pieces() -> Iterator[None]:
     """Prompt chunks go through the delta rule in pieces of 16 rows, so that a tiny chunk has several.
 
-    In float32 a piece of 64 rows takes ptxas 40 s, which every file of tests would wait for; one of 16, half a second.
+    In float32 a piece of 64 rows takes ptxas over 30 s, which every file of tests would wait for; one of 16, 0.7 s.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_prefill, "_PIECE", 16)

@@ -115,6 +115,25 @@ def test_the_best_groups_are_chosen_whatever_their_scores_are(
             assert marked == sorted([*ranked.tolist(), visible])
 
 
+def test_rows_choose_where_one_page_is_all_that_there_is(place: Place) -> None:
+    """Fewer groups than a line of the scan has."""
+    indexer, scores = replace(INDEXER, budget=3), torch.randn(4, 16).relu()
+    positions = torch.tensor([-1, 14, 30, 55]).int()
+
+    def ran(scores: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        groups = torch.full((4, 3), -1, dtype=torch.int32, device=scores.device)
+        numbers, masks = (torch.zeros(4, 1, dtype=torch.int32, device=scores.device) for _ in range(2))
+        choose(scores, Chosen(groups, numbers[:, 0], positions), masks, indexer, 16, 16)
+        return groups.cpu(), masks[:, 0].cpu()
+
+    groups, masks = place.run(ran, scores, positions)
+    for row, position in enumerate(positions.tolist()):
+        visible = (position + 1) // 4
+        ranked = torch.sort(scores[row, :visible], descending=True, stable=True).indices[:3].sort().values
+        assert groups[row, : len(ranked)].tolist() == ranked.tolist()
+        assert int(masks[row]) == sum(1 << group for group in {*ranked.tolist(), visible})
+
+
 def test_programs_share_the_way_of_few_rows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows near and far, and masked ones; many programs have nothing to do, one lane's rows stand in all splits."""
     monkeypatch.setattr(chunk_attention, "_NEAR_GROUPS", 64)

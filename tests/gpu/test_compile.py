@@ -38,6 +38,7 @@ def test_every_kernel_of_a_round_compiles(capability: int, tmp_path: Path) -> No
     assert kernels >= {"fetch_body", "open_lanes", "draw_rows", "settle_lanes", "tell_rows", "publish_frame"}
     assert kernels >= {"publish_ids", "ring", "note_time", "judge", "copy_lines"}
     assert kernels >= {"committed_pairs", "proposed_pairs", "export_prefix"}
+    assert kernels >= {"score_parts", "route_and_share", "experts_and_shared", "widen"}
     assert kernels >= {"survey_rows", "weigh_rows", "narrow_rows", "bracket_rows", "write_laws", "join_drafts"}
     assert kernels >= {"admit", "open_chunk", "settle_chunk", "open_named", "settle_pending"}
     assert {arch for _, arch, _ in compiled} == {str(capability)}

@@ -250,3 +250,4 @@ def test_masked_rows_say_nothing_to_the_others(
     found, wanted = place.run(through, x, live), place.run(through, x, None)
     assert torch.equal(found[live >= 0], wanted[live >= 0])
     assert found.isfinite().all()
+    assert (found != wanted).any(1)[live < 0].all()  # of routed experts they have nothing

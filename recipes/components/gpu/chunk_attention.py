@@ -89,14 +89,16 @@ def choose(scores: Tensor, found: Chosen, masks: Tensor, indexer: Indexer, near:
     """Fills `found` and `masks` of rows with `scores` [rows, groups]."""
     from recipes.components.gpu.chunk_choice_kernels import choose_far, choose_near
 
+    # Kernels scan lines of 32 groups.
+    some, most = max(32, min(held, _SOME_GROUPS)), max(32, held)
     grid, common = (len(found.groups),), (scores.shape[1], indexer.ratio, indexer.budget, near)
     choose_near[grid](
-        scores, found.anchors, found.groups, found.numbers, masks, *common, power_above(near), masks.shape[1],
+        scores, found.anchors, found.groups, found.numbers, masks, *common, max(32, power_above(near)), masks.shape[1],
         num_warps=_NEAR_WARPS,
     )  # fmt: skip
     if scores.shape[1] >= near:
         choose_far[grid](
-            scores, found.anchors, found.groups, found.numbers, *common, min(held, _SOME_GROUPS), held,
+            scores, found.anchors, found.groups, found.numbers, *common, some, most,
             min(held, _CHOICE_BLOCK), num_warps=_CHOICE_WARPS,
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ from recipes.components.gpu.streams import Injection
 _FEW_ROWS = 32
 """Up to here all of it is kernels of few rows; beyond, thin matrices are left to cuBLAS."""
 _ROUTER = Tile(16, 8, 4, 4)
-"""For any number of rows: a row's choice does not depend on how many there are."""
+"""Of a plain shared expert, for any number of few rows: there a row's choice does not depend on how many there are."""
 _WARPS = 4
 _CHUNK = 128
 _AHEAD, _OWN_AHEAD = 5, 2
