@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +61,18 @@ class Admission:
     bias_values: Tensor
 
 
+class KernelFields(NamedTuple):
+    """What kernels take of `DeviceState`; `seen` is uint8."""
+
+    words: Tensor
+    floats: Tensor
+    end_ids: Tensor
+    bias_ids: Tensor
+    bias_values: Tensor
+    seen: Tensor
+    counts: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceState:
     """S slots, vocabulary V, sampling vectors of H; `scratch` is row S. Nothing here is ever allocated anew."""
@@ -105,6 +118,11 @@ class DeviceState:
     def scratch(self) -> int:
         """The row that belongs to nobody."""
         return self.slots
+
+    def fields(self) -> KernelFields:
+        """Sampling values and what has been said, as kernels take them."""
+        seen = self.seen.view(torch.uint8)
+        return KernelFields(self.words, self.floats, self.end_ids, self.bias_ids, self.bias_values, seen, self.counts)
 
     def clear(self) -> None:
         """Every slot empty: a new scheduler starts from here. Not inside a round."""

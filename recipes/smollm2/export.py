@@ -10,7 +10,7 @@ from recipes.components.capacity import catalog, geometry_of, speculative_widths
 from recipes.components.core_folder import TextSide, refuse_existing, write_core
 from recipes.declaration import PreparationConfig, Progress, Speculation
 from recipes.smollm2.architecture import Architecture, Settings, WeightFormat
-from recipes.smollm2.checkpoint import Checkpoint, open_checkpoint
+from recipes.smollm2.checkpoint import open_checkpoint
 from recipes.smollm2.memory import bill_of
 from recipes.smollm2.weights import FILE, write_weights
 from shared import manifest
@@ -36,20 +36,11 @@ def export_core(
     refuse_existing(core)
     checkpoint = open_checkpoint(checkpoint_path)
     text = checkpoint.text_side()
-    prepared = _manifest(checkpoint, text, config, recipe, speculation, form)
+    prepared = prepared_manifest(
+        checkpoint.architecture, checkpoint.model_name, text, config, recipe, speculation, form
+    )
     write_core(core, prepared, text, lambda folder: write_weights(checkpoint, folder / FILE, form, progress))
     return prepared
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    text: TextSide,
-    config: PreparationConfig,
-    recipe: str,
-    speculation: Speculation,
-    form: WeightFormat,
-) -> Manifest:
-    return prepared_manifest(checkpoint.architecture, checkpoint.model_name, text, config, recipe, speculation, form)
 
 
 def prepared_manifest(

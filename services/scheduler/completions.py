@@ -57,10 +57,6 @@ class Completions:
         self._roster = roster
         self._tallies = tallies
 
-    def apply(self, plan: Plan, records: Records | None, device_ns: int) -> list[Delivery]:
-        """Both steps."""
-        return self.tell(plan, self.take(plan, records), device_ns)
-
     def take(self, plan: Plan, records: Records | None) -> list[Taken]:
         """What the next plan depends on: known tokens, endings, pages.
 

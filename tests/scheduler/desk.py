@@ -114,7 +114,8 @@ class Desk:
         if self.queued and self.queued[0][0] < self.replayed:
             sequence, plan = self.queued.popleft()
             records = Records(self.outs[sequence % FRAMES], sequence)
-            for delivery in self.completions.apply(plan, records, 1_000_000 * (1 + plan.graph.tokens // 4)):
+            taken = self.completions.take(plan, records)
+            for delivery in self.completions.tell(plan, taken, 1_000_000 * (1 + plan.graph.tokens // 4)):
                 delta = delivery.delta
                 got = self.output.setdefault(delta.request, [])
                 assert delta.start == len(got)

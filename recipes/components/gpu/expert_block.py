@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from recipes.components.gpu.experts import (
     APART,
@@ -86,11 +85,7 @@ def _scores(router: Tensor, x: Tensor, few: bool) -> Tensor:
 def _shared_inner(matrix: Matrix, x: Tensor) -> Tensor:
     if isinstance(matrix, Mxfp8Weight):
         return mxfp8_gated(x, matrix)
-    both = x @ matrix.T
-    if runs_triton(x):
-        return gate_rows(both)
-    gates, ups = both.chunk(2, dim=-1)
-    return silu(gates) * ups
+    return gate_rows(x @ matrix.T)
 
 
 def _few_rows(

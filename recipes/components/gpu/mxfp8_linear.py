@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from recipes.components import mxfp8
 from recipes.components.gpu.launch import chained, eights, power_above, runs_triton
@@ -97,12 +96,10 @@ def mxfp8_inject(x: Tensor, weight: Mxfp8Weight, injection: Injection) -> None:
 
 def mxfp8_gated(x: Tensor, weight: Mxfp8Weight) -> Tensor:
     """silu(gate) * up, [R, N / 2] in the type of `x`, through a layer [N, K] that holds gate first, then up."""
-    if not runs_triton(x):
-        gate, up = mxfp8_linear(x, weight, torch.float32).chunk(2, dim=-1)
-        return (silu(gate) * up).to(x.dtype)
-    if len(x) > _MOST_ROWS:
-        return gate_rows(mxfp8_linear(x, weight))
-    return _launch(x, weight, x.new_empty(len(x), weight.outputs // 2), gated=True)
+    if runs_triton(x) and len(x) <= _MOST_ROWS:
+        return _launch(x, weight, x.new_empty(len(x), weight.outputs // 2), gated=True)
+    kind = x.dtype if runs_triton(x) else torch.float32
+    return gate_rows(mxfp8_linear(x, weight, kind)).to(x.dtype)
 
 
 def eights_of_rows(count: int) -> int:

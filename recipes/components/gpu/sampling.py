@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recipes.components.device_acceptance import Candidates, row_tokens
 from recipes.components.device_law import adjusted_rows, row_laws
-from recipes.components.device_state import DeviceState, Word
+from recipes.components.device_state import DeviceState, KernelFields, Word
 from recipes.components.gpu.launch import chained, power_above, runs_triton
 
 _PART, _WIDE_PART = 2048, 4096
@@ -33,18 +33,6 @@ _PROGRAMS = 264
 """Programs that the card holds at once: a row's parts are shared out among fewer where there are many rows."""
 _WARPS = 4
 """Of a program with `_PART` tokens; twice as many with the wider part."""
-
-
-class _Slots(NamedTuple):
-    """What kernels read of `DeviceState`."""
-
-    words: Tensor
-    floats: Tensor
-    end_ids: Tensor
-    bias_ids: Tensor
-    bias_values: Tensor
-    seen: Tensor
-    counts: Tensor
 
 
 class _Lanes(NamedTuple):
@@ -116,7 +104,7 @@ def say_rows(found: Candidates, logits: Tensor, state: DeviceState) -> tuple[Ten
         found.rows, found.live.view(torch.uint8), found.first.contiguous(), found.offered.contiguous(),
         found.drafts.contiguous(), found.learned.contiguous().view(torch.uint8), law, logits, 1,
     )  # fmt: skip
-    made = _Launch(logits, _slots(state), asked, width, adjusts=True, learned=found.law is not None, given=False)
+    made = _Launch(logits, state.fields(), asked, width, adjusts=True, learned=found.law is not None, given=False)
     tokens, finite = made.draw()
     return tokens.view(lanes, width), finite.view(torch.bool).view(lanes, width)
 
@@ -138,17 +126,10 @@ def propose_rows(
     asked = _Lanes(
         rows, live.view(torch.uint8), nothing, nothing, nothing, live.view(torch.uint8), logits, draws, draws.stride(0)
     )  # fmt: skip
-    made = _Launch(logits, _slots(state), asked, 1, adjusts=False, learned=False, given=True)
+    made = _Launch(logits, state.fields(), asked, 1, adjusts=False, learned=False, given=True)
     tokens, finite = made.draw()
     made.write(tokens, laws)
     return tokens, finite.view(torch.bool)
-
-
-def _slots(state: DeviceState) -> _Slots:
-    return _Slots(
-        state.words, state.floats, state.end_ids, state.bias_ids, state.bias_values, state.seen.view(torch.uint8),
-        state.counts,
-    )  # fmt: skip
 
 
 def _sizes(rows: int, vocab: int) -> _Sizes:
@@ -162,7 +143,7 @@ class _Launch:
     """The kernels of one call over R rows of logits float32 [R, V], in order."""
 
     def __init__(
-        self, logits: Tensor, slots: _Slots, lanes: _Lanes, width: int, adjusts: bool, learned: bool, given: bool
+        self, logits: Tensor, slots: KernelFields, lanes: _Lanes, width: int, adjusts: bool, learned: bool, given: bool
     ) -> None:
         self._logits, self._slots, self._lanes = logits, slots, lanes
         self._width, self._adjusts, self._learned, self._given = width, adjusts, learned, given

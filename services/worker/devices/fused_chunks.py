@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,18 +42,6 @@ class _Named:
     def __getitem__(self, index: int) -> Tensor:
         """One of the words, int64 [1]."""
         return self.words[index, :1]
-
-
-class _Slots(NamedTuple):
-    """What admission fills of `DeviceState`."""
-
-    words: Tensor
-    floats: Tensor
-    end_ids: Tensor
-    bias_ids: Tensor
-    bias_values: Tensor
-    seen: Tensor
-    counts: Tensor
 
 
 class FusedChunks:
@@ -103,15 +91,14 @@ class FusedChunks:
 
         parts, state = self._parts, self._parts.state
         slot = torch.empty(1, dtype=torch.int64, device=counter.device)
-        slots = _Slots(state.words, state.floats, state.end_ids, state.bias_ids, state.bias_values, *self._counts)
         fields = self._word(
             "head", "tail", "graph", "init_slot", "init_epoch", "init_request", "init_integers", "init_floats",
             "init_end_ids", "init_bias_ids", "init_bias_values",
         )  # fmt: skip
         block = min(_CLEARED, power_above(state.vocab_size))
         admit[(-(-state.vocab_size // block),)](
-            self._taken, counter, parts.out.notes, slots, slot, index, state.vocab_size, state.slots, *fields, block,
-            num_warps=4, **self._options,
+            self._taken, counter, parts.out.notes, state.fields(), slot, index, state.vocab_size, state.slots, *fields,
+            block, num_warps=4, **self._options,
         )  # fmt: skip
         parts.model.reset(slot)
         if isinstance(parts.model, Adopting):
