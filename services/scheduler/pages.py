@@ -86,7 +86,7 @@ class PagePool:
 
     def _move(self, owner: int, moved: Sequence[int], receiver: int) -> None:
         pages = np.asarray(moved, dtype=np.int64)
-        if (self._owner[pages] != owner).any() or len(np.unique(pages)) != len(pages):
+        if (self._owner[pages] != owner).any() or len(set(moved)) != len(moved):
             raise ContractBreach(f"owner {owner} gives away pages that it does not hold")
         self._owner[pages] = receiver
         if receiver == NOBODY:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from recipes.qwen38.recipe import Qwen38
 from recipes.qwen38.tiny import tiny_architecture, write_tiny
 from recipes.smollm2.recipe import SmolLM2
 from shared import metrics
+from tests.fixtures import imports
 from tests.fixtures.harness import Server, wait_until
 from tests.system.scrapes import scrape
 
@@ -33,12 +35,15 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("frames", ["ipc", "host"])
-def test_a_gpu_serves_and_comes_back_after_a_kill(core: Path, frames: str) -> None:
-    with Server(core, ("--device", "cuda", "--frames", frames)) as server:
+def test_a_gpu_serves_and_comes_back_after_a_kill(core: Path, tmp_path: Path, frames: str) -> None:
+    noted = imports.environment(tmp_path)
+    with Server(core, ("--device", "cuda", "--frames", frames), environment=noted) as server:
         server.wait_ready(120)
+        ready = time.monotonic()
         fields = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True}
         first = server.chat("A B C D", **fields)
         again = server.chat("A B C D", **fields)
+        assert imports.imported(tmp_path, ready, time.monotonic()) == []
         assert first["usage"]["completion_tokens"] == 40
         assert first["choices"][0]["message"]["content"] == again["choices"][0]["message"]["content"]
         for service in ("worker", "scheduler"):

@@ -129,7 +129,7 @@ class CudaFrames:
             rounds()
         self._pool = self._pool or graph.pool()
         self._graphs.append(graph)
-        nodes, executable = _instantiate(graph.raw_cuda_graph())
+        nodes, executable = _instantiate(graph.raw_cuda_graph(), self.stream.cuda_stream)
         self.nodes.append(nodes)
         return lambda: self._launch(executable)
 
@@ -161,8 +161,8 @@ def _launcher(stream: int) -> Callable[[Any], None]:
     return call
 
 
-def _instantiate(graph: int) -> tuple[int, Any]:
-    """Nodes of a captured graph, and its executable form."""
+def _instantiate(graph: int, stream: int) -> tuple[int, Any]:
+    """Nodes of a captured graph, and its executable form, uploaded so that its first launch costs what others do."""
     from cuda.bindings import driver as cuda
 
     captured = cuda.CUgraph(graph)
@@ -170,6 +170,7 @@ def _instantiate(graph: int) -> tuple[int, Any]:
     _check(status)
     status, executable = cuda.cuGraphInstantiate(captured, 0)
     _check(status)
+    _check(cuda.cuGraphUpload(executable, cuda.CUstream(stream))[0])
     return int(count), executable
 
 
