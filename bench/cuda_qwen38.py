@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from bench.replays import captured, copy_bandwidth, lanes_at, microseconds, nodes_of
+from compose.bench.opened import as_served
 from recipes.components.device_drafter import DeviceTask
 from recipes.components.device_model import DeviceRows
 from recipes.components.device_state import DeviceState
@@ -233,8 +234,9 @@ def main() -> None:
         flush=True,
     )
     listed = options.kernels.split(",")
-    for (lanes, width, place), own in rows.items():
-        measure(bench, own, place, bandwidth, f"{lanes}x{width}" in listed)
+    with as_served():
+        for (lanes, width, place), own in rows.items():
+            measure(bench, own, place, bandwidth, f"{lanes}x{width}" in listed)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 
 from bench.cuda_qwen38 import kernel_times, rows_at
 from bench.replays import captured, microseconds
+from compose.bench.opened import as_served
 from recipes.components.device_model import DeviceRows
 from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.device_target import DeviceTarget
@@ -96,6 +97,12 @@ def main() -> None:
     rate, whole = matrix_rate(), full_architecture()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16 {rate / 1e9:.0f} TFLOP/s", flush=True)
     targets = [target_of(1), target_of(2)]
+    with as_served():
+        measure(targets, options, rate, whole)
+
+
+def measure(targets: list[DeviceTarget], options: argparse.Namespace, rate: float, whole: Architecture) -> None:
+    """A line for each width and position."""
     for width in map(int, options.widths.split(",")):
         for position in map(int, options.positions.split(",")):
             rows, live = rows_at(whole, 1, width, position), min(width, options.live or width)

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from bench.replays import captured, copy_bandwidth, lanes_at, microseconds, nodes_of
+from compose.bench.opened import as_served
 from compose.bench.random_core import SMOLLM2_135M
 from recipes.components.device_model import DeviceRows
 from recipes.smollm2.architecture import Architecture, WeightFormat
@@ -48,7 +49,12 @@ def main() -> None:
     if not options.quick:
         widths += [(1, width, 384) for width in range(2, 9)] + [(4, 8, 384), (16, 8, 384)]
         widths += [(1, 1, 127), (1, 1, 4096), (16, 1, 4096), (1, 512, 0), (1, 4096, 0)]
-    architecture = replace_layers(options.layers)
+    with as_served():
+        measure(replace_layers(options.layers), widths, bandwidth)
+
+
+def measure(architecture: Architecture, widths: list[tuple[int, int, int]], bandwidth: float) -> None:
+    """A line for each format and shape: lanes, rows, position."""
     forms: tuple[WeightFormat, ...] = ("float32", "int8")
     for form in forms:
         weights = random_device_weights(architecture, form, torch.device("cuda"), torch.bfloat16)

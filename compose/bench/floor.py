@@ -2,13 +2,15 @@
 
 A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS DEVICE`; it prints one `Floor` as JSON. The
 catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that does not ends the
-run. A GPU has two rounds queued, as in the service, and only some of its rounds are looked at.
+run. A GPU has two rounds queued and frames that another process has opened, as in the service, and only some of its
+rounds are looked at.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from compose.bench.opened import opened
 from services.worker.config import WorkerConfig
 from services.worker.preparation import Frames, create_frames, prepare
 from services.worker.recording import UNKNOWN, RecordedRound, rounds_of
@@ -100,7 +103,8 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
             raise ContractBreach("a prepared device has frames")
         # First, so that the clocks of a card that has been idle are up.
         copied = bandwidth(WARM_S)
-        replayed = _queued(catalog, made, frames, rounds)
+        with opened(made.region.handle) if made.region is not None else nullcontext():
+            replayed = _queued(catalog, made, frames, rounds)
         order = sorted(range(len(found.graphs)), key=catalog.rows, reverse=True)
         nodes = dict(zip(order, made.nodes, strict=True))
         return Floor(tuple(replayed), tuple(nodes[i] for i in range(len(nodes))), copied, torch.cuda.get_device_name())

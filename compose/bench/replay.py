@@ -23,7 +23,7 @@ import msgspec
 
 from compose.bench import prompts
 from compose.bench.load import Stream, streams
-from compose.bench.report import Arm, Report, graph_table, service_table
+from compose.bench.report import Arm, Report, graph_table, service_table, start_lines
 from compose.bench.server import ServerUnderTest
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> Report:
             for concurrency in concurrencies:
                 finished[concurrency] = streams(server.address, setup.bodies(concurrency, first), concurrency)
                 first += concurrency
+            start = server.start()
         # Here, because `flare frontend` and `flare scheduler` run where there is no worker to import.
         from compose.bench.floor import Floor
         from compose.bench.graph_rows import graph_rows
@@ -105,7 +106,7 @@ def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> Report:
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         floor = msgspec.json.decode(output.splitlines()[-1], type=Floor)
     arms = [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies]
-    return Report(arms, graph_rows(manifest.read(setup.core), recorded, floor), [ready_s])
+    return Report(arms, graph_rows(manifest.read(setup.core), recorded, floor), [ready_s], [start])
 
 
 @contextmanager
@@ -195,12 +196,13 @@ def replay(
         setup = Setup(served, device, threads, tokens, arguments, fields)
         for _ in range(repeat):
             found.append(repetition(setup, concurrencies))
-    arms, ready_s = [arm for one in found for arm in one.arms], [one.ready_s[0] for one in found]
-    report = Report(arms, found[-1].graphs, ready_s)
+    arms = [arm for one in found for arm in one.arms]
+    ready_s, starts = [one.ready_s[0] for one in found], [one.starts[0] for one in found]
+    report = Report(arms, found[-1].graphs, ready_s, starts)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
-    click.echo(f"ready in {', '.join(f'{seconds:.1f}' for seconds in ready_s)} s\n\n{service_table(arms)}")
+    click.echo(f"{start_lines(report)}\n\n{service_table(arms)}")
     if report.graphs:
         click.echo("\n" + graph_table(report.graphs))
 

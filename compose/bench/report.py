@@ -49,11 +49,22 @@ class GraphRow(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All repetitions' arms and seconds until their servers were ready, and the graphs of the last."""
+    """All repetitions' arms, seconds until their servers were ready and their workers' own breakdowns of that, and the
+    graphs of the last."""
 
     arms: list[Arm]
     graphs: list[GraphRow]
     ready_s: list[float]
+    starts: list[dict[str, float]]
+
+
+def start_lines(report: Report) -> str:
+    """A line for each server's start."""
+    lines = []
+    for ready_s, start in zip(report.ready_s, report.starts, strict=True):
+        parts = ", ".join(f"{name} {found:g}" for name, found in start.items() if name != "pid")
+        lines.append(f"ready in {ready_s:.1f} s; its worker: {parts or 'said nothing'}")
+    return "\n".join(lines)
 
 
 def service_table(arms: list[Arm]) -> str:

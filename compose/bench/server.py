@@ -73,6 +73,13 @@ class ServerUnderTest:
         self._stop()
         self._folder.cleanup()
 
+    def start(self) -> dict[str, float]:
+        """What the worker said of its own start: seconds of its parts, and counts. A log is behind by a moment."""
+        for line in reversed(self._log.read_text().splitlines()):
+            if '"event":"worker.captured"' in line:
+                return {name: found for name, found in json.loads(line).items() if isinstance(found, (int, float))}
+        return {}
+
     def numbers(self, service: str) -> Scrape:
         """What a service shows of itself now."""
         found = json.loads((self._run_dir / f"{service}.metrics.json").read_bytes())

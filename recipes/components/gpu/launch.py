@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 _ROOMY_CAPABILITIES = (9, 10)
+_MULTIPROCESSORS = 132
+"""Of the card that was tuned for, where there is none to ask."""
 _CHAINED_CAPABILITY = 9
 """From this compute capability on a kernel may start while the one before it still runs."""
 
@@ -40,6 +42,13 @@ def chained(tensor: Tensor) -> bool:
 def roomy(tensor: Tensor) -> bool:
     """Whether a program may take 227 KiB of shared memory; elsewhere, as on compute capability 12, it is 99."""
     return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] in _ROOMY_CAPABILITIES
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """How many programs that take a whole multiprocessor run side by side."""
+    if not tensor.is_cuda:
+        return _MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
 def eights(measured: int) -> int:

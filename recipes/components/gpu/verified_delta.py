@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recipes.components.device_model import DeviceRows
-from recipes.components.gpu.launch import chained, power_above, runs_triton
+from recipes.components.gpu.launch import chained, multiprocessors, power_above, runs_triton
 from recipes.components.gpu.recurrence import DeltaGates, DeltaShape, Records, convolve, delta, finish
 
 _COLUMNS = 16
@@ -68,11 +68,14 @@ def verified_delta(
 
     out = projected.new_empty(len(projected), shape.value_heads * shape.value)
     early, key, value = chained(projected), _tile(shape.key), _tile(shape.value)
-    kernel[(len(rows.slots) * shape.value_heads,)](
+    programs = len(rows.slots) * shape.value_heads
+    # With half the warps two programs share a multiprocessor. The bits are the same.
+    warps = min(4 if programs > multiprocessors(projected) else 8, value // _COLUMNS)
+    kernel[(programs,)](
         state.matrices, state.history, projected, net.convolution, net.gates.log, net.gates.bias, net.norm, rows.slots,
         rows.counts, out, records.keys, records.values, records.decays, net.epsilon, rows.width, shape.key_heads,
         shape.value_heads, shape.key, shape.value, key, value, state.history.shape[1], early,
-        num_warps=min(8, value // _COLUMNS), num_stages=1, **({"launch_pdl": True} if early else {}),
+        num_warps=warps, num_stages=1, **({"launch_pdl": True} if early else {}),
     )  # fmt: skip
     return out
 
