@@ -26,18 +26,17 @@ from torch import Tensor
 
 from bench.replays import captured, copy_bandwidth, lanes_at, microseconds, nodes_of
 from compose.bench.opened import as_served
+from compose.bench.traffic import qwen38_drafter, qwen38_target
 from recipes.components.device_drafter import DeviceTask
 from recipes.components.device_model import DeviceRows
 from recipes.components.device_state import DeviceState
 from recipes.components.gpu.expert_block import ExpertBlock
 from recipes.components.gpu.rows import Placed
 from recipes.components.gpu.streams import Injection
-from recipes.components.safetensors_headers import BITS
 from recipes.qwen38 import device_drafter, device_target
 from recipes.qwen38.architecture import Architecture
 from recipes.qwen38.device_drafter import DeviceMtp, DrafterCounts
 from recipes.qwen38.device_target import DeviceTarget
-from recipes.qwen38.inventory import Spec, mtp_tensors, target_tensors
 from recipes.qwen38.random_weights import full_architecture, random_weights
 from services.worker.devices.compiling import compile_kernels
 
@@ -45,9 +44,6 @@ SLOTS, LONGEST = 4, 65_536
 PAGES = SLOTS, LONGEST // 64
 LISTED = 32
 """Kernels of a replay, of the largest part of its time."""
-_EXPERT, _HEAD = ".experts.", "lm_head.weight"
-_ABSORBED = ("fc_", "attn_hyper_connection", "k_proj", "v_proj")
-"""What absorbing reads of the drafter's tensors: its projection, a mixer, and a layer's keys and values."""
 
 
 def rows_at(a: Architecture, lanes: int, width: int, position: int) -> DeviceRows:
@@ -128,45 +124,6 @@ def counted(module: ModuleType) -> Iterator[list[int]]:
         vars(module)["experts_of"] = original
 
 
-def bytes_of(specs: dict[str, Spec]) -> dict[str, float]:
-    """Of each tensor, without embeddings, of which a round reads a row."""
-    return {
-        name: prod(spec.shape) * BITS[spec.dtypes[0]] / 8
-        for name, spec in specs.items()
-        if "ngram_embedding" not in name and "embed_tokens" not in name
-    }
-
-
-def expert_bytes(a: Architecture) -> float:
-    return 3 * a.hidden_size * a.moe_intermediate_size * (1 / 2 + 1 / 16)
-
-
-def attended_bytes(a: Architecture, position: int) -> tuple[float, float]:
-    """Keys and values that one layer's attention of a lane may choose, and groups that it chooses among."""
-    seen = min(position, a.indexer_budget) * 2 * a.num_key_value_heads * a.head_dim * 2
-    groups = position / a.indexer_compress_ratio * a.indexer_head_dim * 2 if position > a.indexer_budget else 0
-    return seen, groups
-
-
-def target_bytes(a: Architecture, lanes: int, position: int, union: int) -> float:
-    """What a round of the target must read and write."""
-    dense = sum(size for name, size in bytes_of(target_tensors(a)).items() if _EXPERT not in name)
-    sparse = sum(a.is_sparse(layer) for layer in range(a.num_hidden_layers))
-    matrices = a.linear_num_value_heads * a.linear_key_head_dim * a.linear_value_head_dim * 4
-    states = lanes * (a.num_hidden_layers - sparse) * 2 * matrices
-    return dense + union * expert_bytes(a) + states + lanes * sparse * sum(attended_bytes(a, position))
-
-
-def drafter_bytes(a: Architecture, lanes: int, position: int, depths: int, union: int) -> float:
-    """What the drafter of a round must read: all it has once a depth, and what absorbing takes."""
-    sizes = bytes_of(mtp_tensors(a))
-    dense = sum(size for name, size in sizes.items() if _EXPERT not in name) + bytes_of(target_tensors(a))[_HEAD]
-    absorbed = sum(size for name, size in sizes.items() if any(part in name for part in _ABSORBED))
-    seen, groups = attended_bytes(a, position)
-    chosen = lanes * groups if depths else 0
-    return depths * (dense + lanes * seen) + union * expert_bytes(a) + chosen + absorbed
-
-
 def kernel_times(graph: torch.cuda.CUDAGraph) -> list[tuple[float, int, str]]:
     """(microseconds, launches, kernel) of one replay, the largest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -190,11 +147,11 @@ def measure(bench: Bench, rows: DeviceRows, position: int, bandwidth: float, lis
     with counted(device_target) as chosen, counted(device_drafter) as drafted:
         rounds[-1]()
     union = sum(chosen)
-    bound = target_bytes(a, lanes, position, union) / bandwidth
+    bound = qwen38_target(a, lanes, position, union) / bandwidth
     about = f"{union / a.num_hidden_layers:.0f} experts a layer"
     alone = told(f"B {lanes} W {width} at {position:6}", captured(rounds[0]), bound, about, listed)
     if len(rounds) > 1:
-        own = drafter_bytes(a, lanes, position, width - 1, sum(drafted)) / bandwidth
+        own = qwen38_drafter(a, lanes, position, width - 1, sum(drafted)) / bandwidth
         about = f"{own:.0f} of it the drafter's, {alone:.0f} us without it"
         told("        with drafts", captured(rounds[1]), bound + own, about, listed)
 

@@ -17,6 +17,7 @@ from typing import Any
 from compose.bench.load import streams
 from compose.bench.pace import pace
 from compose.bench.random_core import MODULE, random_core
+from compose.bench.replay import FULL
 from compose.bench.server import ServerUnderTest
 from recipes.declaration import PreparationConfig
 from recipes.registry import VARIABLE
@@ -69,13 +70,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16])
     options = parser.parse_args()
     os.environ[VARIABLE] = MODULE
-    config = PreparationConfig(
-        concurrency=max(options.streams),
-        context_length=1024,
-        prefill_buckets=(32, 256),
-        mixed_chunk=128,
-        draft_tokens=0,
-    )
+    config = PreparationConfig(concurrency=max(options.streams), **FULL["smollm2"])  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as base:
         core = random_core(Path(base) / "core", options.text, "smollm2", config)
         for frames in options.frames:

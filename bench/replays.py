@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import torch
 
+from compose.bench.floor import bandwidth
 from recipes.components.device_model import DeviceRows
 
+COPIED_S = 1.0
 BATCHES, REPLAYS, BATCH_US = 7, 40, 60_000
 """Batches of replays between two events; a batch has `REPLAYS`, or fewer if it would take longer than `BATCH_US`."""
 
@@ -64,11 +66,8 @@ def _batch(graph: torch.cuda.CUDAGraph, count: int) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a microsecond of a large copy, read and written; not captured, which told 2.73 instead of 4.22 TB/s."""
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    return 2 * source.nbytes / statistics.median(_between(lambda: target.copy_(source)) for _ in range(5))
+    """Bytes a microsecond of a large copy, read and written, as a floor measures it (compose/bench/floor.py)."""
+    return bandwidth(COPIED_S) * 1e3
 
 
 def _between(run: Callable[[], object]) -> float:

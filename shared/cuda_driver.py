@@ -15,7 +15,7 @@ SHOW_THE_GPU = "make the GPU visible to both processes (docker: the same --gpus;
 
 
 class CudaFailure(Exception):
-    """A driver call failed. `number` and `name` are CUDA's own; callers here turn it into a `RegionError`."""
+    """A driver call failed. `number` and `name` are CUDA's own. Of a region made or read it becomes a `RegionError`."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(f"CUDA error {number} ({name})")

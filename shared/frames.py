@@ -305,9 +305,11 @@ def plan_frame(layout: Layout, buffer: memoryview, index: int) -> PlanFrame:
     return PlanFrame(**{f.name: arrays[f.name] for f in fields(PlanFrame)})
 
 
-def blank(frame: PlanFrame) -> None:
-    """Marks a plan frame as written for no round: zeroed memory would be a valid, empty plan for round 0."""
-    frame.head[0] = frame.tail[0] = -1
+def blank_plans(layout: Layout, buffer: memoryview) -> None:
+    """Marks all plan frames as written for no round: zeroed memory would be a valid, empty plan for round 0."""
+    for index in range(FRAMES):
+        frame = plan_frame(layout, buffer, index)
+        frame.head[0] = frame.tail[0] = -1
 
 
 def completion_frame(layout: Layout, buffer: memoryview, index: int) -> CompletionFrame:

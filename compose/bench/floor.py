@@ -1,9 +1,9 @@
 """The replay floor: recorded rounds replayed back to back in a worker alone, with no scheduler, frontend or client.
 
-A process of its own, `python -m compose.bench.floor CORE RECORDING THREADS DEVICE`; it prints one `Floor` as JSON. The
-catalog starts as fresh as the recorded one did, so every round emits what it emitted then; one that does not ends the
-run. A GPU has two rounds queued and frames that another process has opened, as in the service, and only some of its
-rounds are looked at.
+A process of its own, `python -m compose.bench.floor CORE RECORDING`; it prints one `Floor` as JSON. The worker is set
+up as the recorded one was, and the catalog starts as fresh as that one did, so every round emits what it emitted then;
+one that does not ends the run. A GPU has two rounds queued and frames that another process has opened, as in the
+service, and only some of its rounds are looked at.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -20,11 +20,12 @@ import numpy as np
 
 from compose.bench.opened import opened
 from services.worker.config import WorkerConfig
+from services.worker.devices.recorder import emitted
 from services.worker.preparation import Frames, create_frames, prepare
-from services.worker.recording import UNKNOWN, RecordedRound, rounds_of
+from services.worker.recording import UNKNOWN, RecordedRound, rounds_of, worker_of
 from shared import logs, manifest
 from shared.errors import ContractBreach
-from shared.frames import FRAMES, METADATA, ROW_TOKENS, Meta, completion_frame
+from shared.frames import FRAMES, Meta, completion_frame
 from shared.manifest import Manifest
 from shared.messages.common import new_instance
 
@@ -59,15 +60,12 @@ class Floor(msgspec.Struct, frozen=True):
 def main() -> None:
     """Replays the recording named on the command line."""
     logs.configure("floor", logs.LogConfig(log_level="warning"))
-    core, recording, threads, device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    found = manifest.read(core)
+    core, recording = Path(sys.argv[1]), Path(sys.argv[2])
+    found, config = manifest.read(core), worker_of(recording).config(core)
     frames = create_frames(found, new_instance())
     rounds = list(rounds_of(recording))
     try:
-        if device == "cuda":
-            floor = on_cuda(WorkerConfig(core=core, run_dir=core, device="cuda"), found, frames, rounds)
-        else:
-            floor = on_cpu(WorkerConfig(core=core, run_dir=core, threads=threads), found, frames, rounds)
+        floor = (on_cuda if config.device == "cuda" else on_cpu)(config, found, frames, rounds)
     finally:
         frames.close()
     print(msgspec.json.encode(floor).decode())
@@ -93,10 +91,8 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
     import torch
 
     from services.worker.devices.preparation import CudaPreparation
-    from services.worker.rows import Tables
 
-    tables = Tables(config, found, frames.plan.handle.instance, servers=False)
-    preparation = CudaPreparation(config, found, frames, tables)
+    preparation = CudaPreparation(config, found, frames)
     try:
         catalog, made = preparation.prepare(), preparation.frames
         if made is None:
@@ -105,8 +101,7 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
         copied = bandwidth(WARM_S)
         with opened(made.region.handle) if made.region is not None else nullcontext():
             replayed = _queued(catalog, made, frames, rounds)
-        order = sorted(range(len(found.graphs)), key=catalog.rows, reverse=True)
-        nodes = dict(zip(order, made.nodes, strict=True))
+        nodes = dict(zip(catalog.order, made.nodes, strict=True))
         return Floor(tuple(replayed), tuple(nodes[i] for i in range(len(nodes))), copied, torch.cuda.get_device_name())
     finally:
         preparation.close()
@@ -115,7 +110,6 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
 def _queued(catalog: DeviceCatalog, made: CudaFrames, frames: Frames, rounds: list[RecordedRound]) -> list[Replayed]:
     plans, ends = np.frombuffer(frames.plan.payload, dtype=np.uint8), catalog.ends
     layout, first, launches = frames.completion_layout, catalog.counter, [0] * len(rounds)
-    slots = next(field.shape[0] for field in layout.fields if field.name == "records")
     replayed: list[Replayed] = []
 
     def finish(index: int) -> None:
@@ -123,9 +117,7 @@ def _queued(catalog: DeviceCatalog, made: CudaFrames, frames: Frames, rounds: li
         ends.wait(sequence)
         took, gap = ends.device_ns(sequence)
         if index % LOOKED_AT == 0 or index >= len(rounds) - FRAMES:
-            start = sequence % FRAMES * layout.nbytes + layout.offset_of("records")
-            words = np.frombuffer(made.read_completions(start, slots * (METADATA + ROW_TOKENS) * 8), dtype=np.int64)
-            _check(sequence, int(words.reshape(slots, -1)[:, Meta.EMITTED].sum()), rounds[index])
+            _check(sequence, emitted(layout, made.read_completions, sequence), rounds[index])
         replayed.append(Replayed(took, gap, launches[index]))
 
     for index, recorded in enumerate(rounds):
@@ -165,9 +157,9 @@ def _write(plans: np.ndarray, sequence: int, recorded: RecordedRound) -> None:
     plans[start : start + size] = np.frombuffer(recorded.plan, dtype=np.uint8)
 
 
-def _check(sequence: int, emitted: int, recorded: RecordedRound) -> None:
-    if recorded.emitted not in (emitted, UNKNOWN):
-        raise ContractBreach(f"round {sequence} emitted {emitted} tokens, not {recorded.emitted} as recorded")
+def _check(sequence: int, found: int, recorded: RecordedRound) -> None:
+    if recorded.emitted not in (found, UNKNOWN):
+        raise ContractBreach(f"round {sequence} emitted {found} tokens, not {recorded.emitted} as recorded")
 
 
 if __name__ == "__main__":

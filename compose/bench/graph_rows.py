@@ -24,8 +24,9 @@ def graph_rows(manifest: Manifest, recorded: list[RecordedRound], floor: Floor) 
         if graph.kind not in _GENERATION or not chosen:
             continue
         rounds = [floor.rounds[i] for i in chosen]
-        position = round(mean(_position(manifest, recorded[i].plan) for i in chosen))
-        nbytes = round_bytes(manifest, graph, position)
+        stood = [_lanes(manifest, recorded[i].plan) for i in chosen]
+        lanes, position = (mean(column) for column in zip(*stood, strict=True))
+        nbytes = round_bytes(manifest, graph, lanes, round(position))
         known = nbytes is not None and floor.bandwidth
         found.append(
             GraphRow(
@@ -44,9 +45,9 @@ def graph_rows(manifest: Manifest, recorded: list[RecordedRound], floor: Floor) 
     return sorted(found, key=lambda row: (row.batch, row.width))
 
 
-def _position(manifest: Manifest, plan: bytes) -> float:
-    """About where the lanes of a plan stand: half of a page below the end of their pages."""
+def _lanes(manifest: Manifest, plan: bytes) -> tuple[int, float]:
+    """Lanes of a plan, and about where they stand: half of a page below the end of their pages."""
     frame: PlanFrame = plan_frame(plan_layout(manifest.geometry, largest_chunk(manifest)), memoryview(plan), 0)
     lanes = int(frame.lanes[0])
     pages = (frame.page_table[:lanes] >= 0).sum(axis=1)
-    return float(pages.mean() - 0.5) * PAGE_TOKENS if lanes else 0.0
+    return lanes, float(pages.mean() - 0.5) * PAGE_TOKENS if lanes else 0.0

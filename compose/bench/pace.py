@@ -25,7 +25,7 @@ class Pace:
 
 
 def pace(before: Scrape, after: Scrape, kinds: tuple[str, ...] = ("decode", "speculative")) -> Pace:
-    """Between two looks at a worker. The time on the device is that of rounds of these kinds, the rest is of all."""
+    """Between two looks at a worker. The time on the device is of rounds of these kinds, the rest of those in time."""
 
     def grown(name: str, **labels: str) -> float:
         return (after.total(name, **labels) or 0.0) - (before.total(name, **labels) or 0.0)
@@ -34,11 +34,12 @@ def pace(before: Scrape, after: Scrape, kinds: tuple[str, ...] = ("decode", "spe
         count = sum(grown(f"{name}_count", **labels) for labels in of)
         return US * sum(grown(f"{name}_sum", **labels) for labels in of) / count if count else 0.0
 
-    rounds = grown(f"{metrics.LAUNCH_LEAD_SECONDS}_count")
+    # Every round has a lead, which is nothing if it came late; only those in time have a gap.
+    rounds, ahead = grown(f"{metrics.LAUNCH_LEAD_SECONDS}_count"), grown(f"{metrics.LAUNCH_GAP_SECONDS}_count")
     return Pace(
         int(rounds),
         mean(metrics.ROUND_SECONDS, tuple({"kind": kind} for kind in kinds)),
-        grown(f"{metrics.LAUNCH_GAP_SECONDS}_count") / rounds if rounds else 0.0,
-        mean(metrics.LAUNCH_LEAD_SECONDS),
+        ahead / rounds if rounds else 0.0,
+        US * grown(f"{metrics.LAUNCH_LEAD_SECONDS}_sum") / ahead if ahead else 0.0,
         mean(metrics.LAUNCH_GAP_SECONDS),
     )

@@ -25,6 +25,7 @@ from compose.bench import prompts
 from compose.bench.load import Stream, streams
 from compose.bench.report import Arm, Report, graph_table, service_table, start_lines
 from compose.bench.server import ServerUnderTest
+from shared import manifest
 
 if TYPE_CHECKING:
     from compose.bench.floor import Floor
@@ -88,6 +89,7 @@ def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> Report:
         flags = ("--record", str(recording), "--threads", str(setup.threads), "--device", setup.device)
         with ServerUnderTest(setup.core, *flags, *setup.arguments, ready_s=READY_S) as server:
             ready_s = server.ready_s
+            _check_tables(setup.core, recording)
             streams(server.address, [{**setup.bodies(1, 0)[0], "max_tokens": 8}], 1)
             first = 1
             for concurrency in concurrencies:
@@ -98,15 +100,25 @@ def repetition(setup: Setup, concurrencies: tuple[int, ...]) -> Report:
         from compose.bench.floor import Floor
         from compose.bench.graph_rows import graph_rows
         from services.worker.recording import rounds_of
-        from shared import manifest
 
         recorded = list(rounds_of(recording))
-        place = (str(setup.core), str(recording), str(setup.threads), setup.device)
-        command = [sys.executable, "-m", "compose.bench.floor", *place]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-        floor = msgspec.json.decode(output.splitlines()[-1], type=Floor)
+        command = [sys.executable, "-m", "compose.bench.floor", str(setup.core), str(recording)]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE)
+        if done.returncode:
+            raise click.ClickException("the floor could not be measured; its error stands above")
+        floor = msgspec.json.decode(done.stdout.splitlines()[-1], type=Floor)
     arms = [_arm(concurrency, finished[concurrency], recorded, floor) for concurrency in concurrencies]
     return Report(arms, graph_rows(manifest.read(setup.core), recorded, floor), [ready_s], [start])
+
+
+def _check_tables(core: Path, recording: Path) -> None:
+    """Before anything is measured. Raises `ClickException` for a service whose floor cannot be."""
+    from services.worker.recording import worker_of
+
+    if "disk" in manifest.storages(manifest.read(core), worker_of(recording).storage).values():
+        raise click.ClickException(
+            "a floor has no row server, and a table lies on disk: try `-- --embedding-table-storage ram`"
+        )
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from shared.errors import ProcessError
 
 READY_S = 120.0
 POLL_S = 0.05
+STOP_S = 90.0
+"""Longer than a supervisor takes at most, which drains for 30 seconds by default."""
 
 
 class ServerUnderTest:
@@ -70,8 +72,10 @@ class ServerUnderTest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
-        self._folder.cleanup()
+        try:
+            self._stop()
+        finally:
+            self._folder.cleanup()
 
     def start(self) -> dict[str, float]:
         """What the worker said of its own start: seconds of its parts, and counts. A log is behind by a moment."""
@@ -88,4 +92,8 @@ class ServerUnderTest:
     def _stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(60)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # its services see that it is gone, and end too
+                self._process.wait()

@@ -15,7 +15,7 @@ from services.worker.completion import Completion
 from services.worker.programs import Program, Programs
 from services.worker.snapshots import Snapshots
 from shared.errors import ContractBreach
-from shared.frames import FRAMES, Fault, Layout, Meta, PlanFrame, blank, completion_frame, plan_frame
+from shared.frames import FRAMES, Fault, Layout, Meta, PlanFrame, completion_frame, plan_frame
 from shared.manifest import CHUNK_KINDS, Manifest
 
 
@@ -41,8 +41,6 @@ class Catalog:
         size = plan_layout.nbytes
         self._host = [np.frombuffer(plans[i * size : (i + 1) * size], dtype=np.uint8) for i in range(FRAMES)]
         self._taken = np.zeros(size, dtype=np.uint8)
-        for index in range(FRAMES):
-            blank(plan_frame(plan_layout, plans, index))
         self._plan: PlanFrame = plan_frame(plan_layout, self._taken.data, 0)
         self._out = [completion_frame(completion_layout, completions, index) for index in range(FRAMES)]
         self._programs: tuple[Program, ...] = ()

@@ -22,7 +22,7 @@ from services.worker.config import WorkerConfig
 from services.worker.rows import Tables
 from shared import regions
 from shared.byte_sizes import bytes_of
-from shared.frames import FRAMES, Layout, completion_layout, plan_layout
+from shared.frames import FRAMES, Layout, blank_plans, completion_layout, plan_layout
 from shared.manifest import Manifest, largest_chunk
 
 
@@ -42,10 +42,11 @@ class Frames:
 
 
 def create_frames(manifest: Manifest, instance: int) -> Frames:
-    """Two plan frames and two completion frames in shared memory."""
+    """Two plan frames for no round yet, and two completion frames, in shared memory."""
     plans = plan_layout(manifest.geometry, largest_chunk(manifest))
     completions = completion_layout(manifest.geometry)
     plan = regions.create("plan", FRAMES * plans.nbytes, instance)
+    blank_plans(plans, plan.payload)
     return Frames(plan, regions.create("completion", FRAMES * completions.nbytes, instance), plans, completions)
 
 

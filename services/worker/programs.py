@@ -1,4 +1,4 @@
-"""The programs behind the graphs, on the CPU: recorded callables over the same fixed buffers that CUDA graphs will use.
+"""The programs behind the graphs, on the CPU: recorded callables over fixed buffers, as a graph's are.
 
 Each takes a plan that the catalog has checked, advances the state of its lanes and writes their records. Nothing here
 decides policy. The round is mtp-design.md's state transaction: draft, verify, accept, commit.

@@ -25,7 +25,7 @@ from services.worker.devices.choice import device_of
 from services.worker.exposition import Shown
 from services.worker.meters import Meters
 from services.worker.preparation import create_frames
-from services.worker.recording import Recording
+from services.worker.recording import RecordedWorker, Recording
 from services.worker.replay import Crashed, Finished, Launch, Outcome, Reset
 from services.worker.round_log import RoundLog
 from services.worker.rounds_line import RoundsLine
@@ -56,7 +56,7 @@ class Worker:
         self._digest = hashlib.sha256((config.core / "manifest.json").read_bytes()).hexdigest()
         self._instance = new_instance()
         self._frames = create_frames(self._manifest, self._instance)
-        self._recording = Recording(config.record) if config.record else None
+        self._recording = Recording(config.record, RecordedWorker.of(config)) if config.record else None
         self._tables = Tables(config, self._manifest, self._instance)
         self._device = device_of(config, self._manifest, self._frames, self._tables, self._recording)
         self._launch = self._device.launch

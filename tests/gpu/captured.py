@@ -14,7 +14,7 @@ from recipes.components.device_drafter import DeviceDrafter
 from recipes.components.device_model import DeviceModel, DeviceRows
 from services.worker.devices.catalog import DeviceCatalog
 from services.worker.devices.cuda import CudaFrames
-from shared.frames import FRAMES
+from shared.frames import FRAMES, blank_plans
 from shared.manifest import Manifest
 from shared.regions import create
 from tests.worker.devices.twin import Layouts
@@ -48,7 +48,7 @@ class CudaPeer:
         plan_layout, completion_layout = layouts
         instance = next(_instances)
         self._plans = create("plan", FRAMES * plan_layout.nbytes, instance)
-        self._plans.payload[:] = b"\xff" * self._plans.handle.nbytes
+        blank_plans(plan_layout, self._plans.payload)
         nbytes = FRAMES * completion_layout.nbytes
         self._mirror = create("completion", nbytes, instance) if mirrored else None
         self.frames = CudaFrames(layouts, self._plans, instance, self._mirror)

@@ -44,6 +44,8 @@ def test_a_gpu_serves_and_comes_back_after_a_kill(core: Path, tmp_path: Path, fr
         first = server.chat("A B C D", **fields)
         again = server.chat("A B C D", **fields)
         assert imports.imported(tmp_path, ready, time.monotonic()) == []
+        assert "worker.captured" in server.log
+        assert "compiled_while_serving" not in server.log
         assert first["usage"]["completion_tokens"] == 40
         assert first["choices"][0]["message"]["content"] == again["choices"][0]["message"]["content"]
         for service in ("worker", "scheduler"):

@@ -21,6 +21,7 @@ from shared.frames import (
     Meta,
     PlanFrame,
     Source,
+    blank_plans,
     completion_frame,
     completion_layout,
     plan_frame,
@@ -230,6 +231,7 @@ def host_of(recipe: Recipe, manifest: Manifest) -> Host:
     completions = completion_layout(geometry)
     plan_bytes = memoryview(bytearray(FRAMES * plans.nbytes))
     completion_bytes = memoryview(bytearray(FRAMES * completions.nbytes))
+    blank_plans(plans, plan_bytes)
     catalog = Catalog(manifest, loaded.model, loaded.drafter, (plans, completions), plan_bytes, completion_bytes)
     catalog.capture()
     return Host(

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from recipes.components.model import Rows, StateBytes
 from services.worker.arena import Bill
+from services.worker.preparation import create_frames
 from shared.errors import ContractBreach, FlareError, HistoryMissing, MemoryRefused, RowsLost
-from shared.frames import Fault, Meta
+from shared.frames import FRAMES, Fault, Meta, plan_frame
 from shared.messages.common import Sampling
 from tests.fixtures.scripted.vocabulary import END_IDS
 from tests.worker.host import Host, LanePlan
@@ -40,6 +41,15 @@ def test_a_frame_that_nobody_wrote_is_for_no_round(copies: Host) -> None:
     assert copies.catalog.counter == 0
     found = copies.replay(copies.manifest.index_of("init", 1, 0))
     assert {record.faults for record in found.values()} == {Fault.UNEXPECTED_PLAN}
+
+
+def test_a_worker_makes_frames_for_no_round(copies: Host) -> None:
+    made = create_frames(copies.manifest, 0xB1A)
+    try:
+        frames = [plan_frame(made.plan_layout, made.plan.payload, index) for index in range(FRAMES)]
+        assert [(int(frame.head[0]), int(frame.tail[0])) for frame in frames] == [(-1, -1)] * FRAMES
+    finally:
+        made.close()
 
 
 def test_a_plan_for_another_graph_is_unexpected(copies: Host) -> None:

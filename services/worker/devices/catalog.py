@@ -138,10 +138,14 @@ class DeviceCatalog:
         """Captures every graph of the manifest; afterwards the catalog is frozen."""
         if self._rounds:
             raise ContractBreach("the catalog is frozen")
-        # Widest first: the graphs share one pool, and the small ones fit into what the large ones left.
-        order = sorted(range(len(self._manifest.graphs)), key=self.rows, reverse=True)
-        captured = {index: self._frames.capture(self._round(index)) for index in order}
-        self._rounds = tuple(captured[index] for index in range(len(order)))
+        captured = {index: self._frames.capture(self._round(index)) for index in self.order}
+        self._rounds = tuple(captured[index] for index in range(len(captured)))
+
+    @property
+    def order(self) -> list[int]:
+        """Graphs in the order of capture, widest first: they share one pool, and small ones fit into what large ones
+        left."""
+        return sorted(range(len(self._manifest.graphs)), key=self.rows, reverse=True)
 
     def rows(self, index: int) -> int:
         """Rows of the largest forward of graph `index`; graphs are captured in descending order of them."""

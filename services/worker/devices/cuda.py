@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.devices.catalog import Ends, Round
+from services.worker.devices.foreign import bytes_at
 from services.worker.devices.plan import Fetch
 from shared.cuda_driver import Driver, bind
 from shared.cuda_regions import CudaRegion, Registration, create_cuda, register_host
@@ -26,18 +27,6 @@ from shared.regions import PosixRegion
 _BLOCK = 512
 IN_FLIGHT = 4
 """Rounds whose ends are remembered; two are ever queued."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """int64 words of memory that is not torch's, in the form torch wraps."""
-
-    pointer: int
-    count: int
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.count,), "typestr": "<i8", "data": (self.pointer, False), "version": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +65,12 @@ class CudaFrames:
         nbytes = FRAMES * completion_layout.nbytes
         self.region: CudaRegion | None = create_cuda(nbytes, instance, self._driver) if mirror is None else None
         pointer = self.region.pointer if self.region is not None else self._registered[1].pointer
-        self._completions = torch.as_tensor(_Words(pointer, nbytes // 8), device="cuda").view(FRAMES, -1)
+        self._completions = bytes_at(pointer, nbytes).view(torch.int64).view(FRAMES, -1)
         words, tail = plan_layout.nbytes // 8, plan_layout.offset_of("tail") // 8
         self._fetch = HostFetch(self._registered[0].pointer, words, tail)
         self._pool: Any = None
         self._graphs: list[Any] = []
+        self._executables: list[Any] = []
         self._launch = _launcher(self.stream.cuda_stream)
         self._ends = CudaEnds(self.stream)
         self.nodes: list[int] = []
@@ -131,11 +121,15 @@ class CudaFrames:
         self._graphs.append(graph)
         nodes, executable = _instantiate(graph.raw_cuda_graph(), self.stream.cuda_stream)
         self.nodes.append(nodes)
+        self._executables.append(executable)
         return lambda: self._launch(executable)
 
     def close(self) -> None:
         """Gives everything back, registrations before the memory they name."""
         torch.cuda.synchronize()
+        for executable in self._executables:
+            _destroy(executable)
+        self._executables.clear()
         self._graphs.clear()
         registered: list[Registration] = self._registered
         for registration in registered:
@@ -172,6 +166,12 @@ def _instantiate(graph: int, stream: int) -> tuple[int, Any]:
     _check(status)
     _check(cuda.cuGraphUpload(executable, cuda.CUstream(stream))[0])
     return int(count), executable
+
+
+def _destroy(executable: Any) -> None:
+    from cuda.bindings import driver as cuda
+
+    _check(cuda.cuGraphExecDestroy(executable)[0])
 
 
 class CudaEnds:

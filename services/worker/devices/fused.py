@@ -1,4 +1,4 @@
-"""Rounds in few kernels: what `programs.py` does for decoding and verification, lane by lane on the device.
+"""Rounds in few kernels: what `programs.py` does in torch operations, lane by lane on the device.
 
 A round is then its fetch, one kernel that opens lanes, a drafter's proposals and one kernel that takes them, the model,
 five that say what each row says, one that settles lanes, one for log probabilities, and the frame.
@@ -47,7 +47,7 @@ class Settled:
 
 
 class FusedRounds:
-    """The bodies of decode and verification graphs on a device that runs Triton."""
+    """The bodies of all graphs but `restore` and `scored_prefill` on a device that runs Triton."""
 
     def __init__(self, parts: Parts, taken: Tensor, layout: Layout) -> None:
         self._parts, self._taken, self._layout = parts, taken, layout

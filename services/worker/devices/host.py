@@ -23,7 +23,6 @@ class HostFrames:
         plan_layout, _ = layouts
         words = torch.frombuffer(plans, dtype=torch.int64).view(FRAMES, -1)
         tail = plan_layout.offset_of("tail") // 8
-        words[:, 0] = words[:, tail] = -1  # zeroed memory would be a valid, empty plan for round 0
         self._fetch = PlainFetch(words, tail)
         self._ends = HostEnds()
         self._completions = torch.frombuffer(completions, dtype=torch.int64).view(FRAMES, -1)

@@ -1,5 +1,7 @@
-"""The bodies of captured graphs: what `services/worker/programs.py` does for one lane after another, for all at once.
+"""Rounds of a device in torch operations: what `services/worker/programs.py` does lane after lane, for all at once.
 
+Where kernels can run, fused rounds take their place (`fused.py`), for which they are the reference, in all graphs but
+`restore` and `scored_prefill`.
 Every program reads the fetched plan, advances the state of its lanes and notes what they did; a plan that is torn or
 not for this round and graph changes nothing. No shape and no branch depends on a value, nothing waits for the host.
 """

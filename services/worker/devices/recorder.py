@@ -44,10 +44,15 @@ class Recorder:
 
     def _emitted(self, sequence: int) -> int:
         layout = self.layouts[1]
-        start, records, head = sequence % FRAMES * layout.nbytes, layout.offset_of("records"), layout.offset_of("head")
-        slots = next(one.shape[0] for one in layout.fields if one.name == "records")
-        found = self.completions(start + records, slots * _RECORD * 8)
-        words = np.frombuffer(found, dtype=np.int64).reshape(slots, _RECORD)
-        emitted = int(words[:, Meta.EMITTED].sum())
-        stamp = int(np.frombuffer(self.completions(start + head, 8), dtype=np.int64)[0])
-        return emitted if stamp == sequence else UNKNOWN
+        found = emitted(layout, self.completions, sequence)
+        head = sequence % FRAMES * layout.nbytes + layout.offset_of("head")
+        stamp = int(np.frombuffer(self.completions(head, 8), dtype=np.int64)[0])
+        return found if stamp == sequence else UNKNOWN
+
+
+def emitted(layout: Layout, completions: Callable[[int, int], memoryview], sequence: int) -> int:
+    """Tokens of all lanes in the frame of round `sequence`, as it lies there now."""
+    slots = next(one.shape[0] for one in layout.fields if one.name == "records")
+    start = sequence % FRAMES * layout.nbytes + layout.offset_of("records")
+    words = np.frombuffer(completions(start, slots * _RECORD * 8), dtype=np.int64)
+    return int(words.reshape(slots, _RECORD)[:, Meta.EMITTED].sum())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.worker.config import WorkerConfig
 from services.worker.devices.catalog import DeviceCatalog
 from services.worker.devices.launching import DeviceLaunchThread
 from services.worker.devices.recorder import Recorder
-from services.worker.recording import UNKNOWN, RecordedRound, Recording, rounds_of
+from services.worker.recording import UNKNOWN, RecordedRound, RecordedWorker, Recording, rounds_of, worker_of
 from services.worker.replay import Finished, Launch
 from shared.frames import FRAMES, Meta, completion_frame, plan_frame
 from shared.manifest import Manifest
@@ -47,7 +48,7 @@ def test_a_recording_played_back_emits_what_was_recorded(tmp_path: Path) -> None
     manifest = small_core(tmp_path / "core", False)
     catalog, peer = fresh(manifest)
     layouts = layouts_of(manifest)
-    recording = Recording(tmp_path / "rounds")
+    recording = Recording(tmp_path / "rounds", RecordedWorker())
     recorder = Recorder(recording, layouts, peer.plans, lambda at, count: peer.completions()[at : at + count])
     thread = DeviceLaunchThread(lambda: catalog, lambda: recorder)
     thread.start()
@@ -72,6 +73,14 @@ def test_a_recording_played_back_emits_what_was_recorded(tmp_path: Path) -> None
     assert [played(again, other, one, manifest) for one in found] == emitted
 
 
+def test_a_recording_says_how_its_worker_was_started(tmp_path: Path) -> None:
+    told = WorkerConfig(tmp_path, tmp_path, frames="host", deterministic=True, threads=3, embedding_table_storage="ram")
+    recording = Recording(tmp_path / "rounds", RecordedWorker.of(told))
+    assert worker_of(tmp_path / "rounds").config(tmp_path) == told, "readable while it is written"
+    recording.close()
+    assert list(rounds_of(tmp_path / "rounds")) == []
+
+
 def played(catalog: DeviceCatalog, peer: HostPeer, one: RecordedRound, manifest: Manifest) -> int:
     """Tokens that a recorded round emits in `catalog`, whose next round it becomes."""
     plans, completions = layouts_of(manifest)
@@ -84,7 +93,7 @@ def played(catalog: DeviceCatalog, peer: HostPeer, one: RecordedRound, manifest:
 def test_a_frame_that_was_written_again_is_not_taken_for_its_round(tmp_path: Path) -> None:
     manifest = small_core(tmp_path / "core", False)
     catalog, peer = fresh(manifest)
-    recording = Recording(tmp_path / "rounds")
+    recording = Recording(tmp_path / "rounds", RecordedWorker())
     layouts = layouts_of(manifest)
     recorder = Recorder(recording, layouts, peer.plans, lambda at, count: peer.completions()[at : at + count])
     for sequence in range(2 * FRAMES):

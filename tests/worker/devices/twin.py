@@ -30,6 +30,7 @@ from shared.frames import (
     CompletionFrame,
     Layout,
     Meta,
+    blank_plans,
     completion_frame,
     completion_layout,
     plan_frame,
@@ -70,9 +71,11 @@ def layouts_of(manifest: Manifest) -> Layouts:
 
 
 def buffers(layouts: Layouts) -> Buffers:
-    """Zeroed frames."""
+    """Frames as a worker makes them."""
     plans, completions = layouts
-    return Buffers(memoryview(bytearray(FRAMES * plans.nbytes)), memoryview(bytearray(FRAMES * completions.nbytes)))
+    made = Buffers(memoryview(bytearray(FRAMES * plans.nbytes)), memoryview(bytearray(FRAMES * completions.nbytes)))
+    blank_plans(plans, made.plans)
+    return made
 
 
 class Peer(Protocol):
