@@ -32,7 +32,7 @@ format: $(DEV)
 types: $(DEV)      ## strict types over source and tests
 	$(BIN)/mypy
 
-bench: $(DEV)      ## the replay floor and the service over it
+bench: $(DEV)      ## the replay floor and the service over it, of ARGS="CORE"
 	$(BIN)/flare bench replay $(ARGS)
 
 clean:

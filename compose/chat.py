@@ -123,7 +123,7 @@ def _once(chat: Chat) -> None:
 @click.option("--temperature", type=float, help="0 is greedy; by default the model's own.")
 @click.option("--top-p", type=float, help="Share of the likeliest tokens; by default the model's own.")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.")
-@click.option("--seed", type=int, help="Makes answers repeatable.")
+@click.option("--seed", type=int, help="Makes answers repeatable, on a server with --deterministic.")
 @click.option(
     "--api-key",
     default="",

@@ -138,5 +138,5 @@ def inspect(context: click.Context, /, folder: Path, recipe: str | None, headroo
         return
     chosen = formatted(recipe_named(recipe), values)
     if not isinstance(chosen, Planned):
-        raise click.UsageError(f"recipe {recipe} tells of a checkpoint only what it exports")
+        raise click.UsageError(f"recipe {recipe} cannot tell of a checkpoint before its export: inspect the core")
     show(str(folder), chosen, chosen.plan(folder, config_of(values)), headroom)

@@ -275,4 +275,6 @@ def read(core: Path) -> Manifest:
     try:
         return decode(path.read_bytes())
     except OSError as error:
-        raise ManifestError(f"{core} is not a core: {error.strerror} ({path})") from error
+        raise ManifestError(
+            f"{core} is not a core: {error.strerror} ({path}). A checkpoint becomes one by `ignition export`"
+        ) from error

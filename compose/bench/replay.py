@@ -155,12 +155,20 @@ def _random_fields(acceptance: float | None) -> dict[str, Any]:
 @click.command()
 @click.argument("core", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--concurrency", "concurrencies", type=int, multiple=True, default=(1, 2, 4), show_default=True)
-@click.option("--tokens", default=128, show_default=True, help="Most tokens of each answer.")
+@click.option(
+    "--concurrency", "concurrencies", type=click.IntRange(1), multiple=True, default=(1, 2, 4), show_default=True
+)
+@click.option("--tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of each answer.")
 @click.option(
     "--repeat", type=click.IntRange(1), default=3, show_default=True, help="Repetitions; service and floor alternate."
 )
-@click.option("--threads", default=1, show_default=True, help="Threads of the worker, in both arms, on the CPU.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Threads of the worker, in both arms, on the CPU.",
+)
 @click.option(
     "--weights",
     type=click.Choice(["core", "random"]),

@@ -53,10 +53,10 @@ def report(kind: str, runs: list[Run]) -> str:
 @click.command()
 @click.argument("core", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--kind", type=click.Choice(["chat", "copy"]), default="copy", show_default=True)
-@click.option("--requests", default=4, show_default=True)
-@click.option("--concurrency", default=1, show_default=True)
-@click.option("--tokens", default=200, show_default=True, help="Most tokens of each answer.")
-@click.option("--repeat", default=2, show_default=True)
+@click.option("--requests", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--tokens", type=click.IntRange(1), default=200, show_default=True, help="Most tokens of each answer.")
+@click.option("--repeat", type=click.IntRange(1), default=2, show_default=True)
 def workload(core: Path, kind: str, requests: int, concurrency: int, tokens: int, repeat: int) -> None:
     """Drafting against width one over CORE, on distinct requests to cold servers."""
     bodies = prompts.copying(requests, tokens) if kind == "copy" else prompts.chat(requests, tokens)

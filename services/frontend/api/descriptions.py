@@ -59,8 +59,9 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
         "top_p": f"Keeps the most likely tokens that have this probability together; 1 keeps all. If {_LEFT_OUT}",
         "top_k": f"Keeps so many of the most likely tokens; 0 and -1 keep all. If {_LEFT_OUT}",
         "min_p": f"Drops tokens below this share of the most likely one's probability; 0 drops none. If {_LEFT_OUT}",
-        "seed": "The same seed gives the same answer; choice i draws with seed + i. Negative ones count from 2^64. "
-        "Random by default.",
+        "seed": "Choice i draws with seed + i. The same seed gives the same answer where the server runs with "
+        "`--deterministic`; elsewhere widths and neighbours round differently. Negative ones count from 2^64. Random by "
+        "default.",
         "max_tokens": "Most tokens to generate, the end token included. More than the context leaves beside the prompt "
         "is clipped to that. By default `/v1/completions` stops at 16 tokens, `/v1/chat/completions` where the context "
         "ends. 0, with `echo` alone, gives only the prompt back.",
