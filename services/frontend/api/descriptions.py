@@ -60,8 +60,8 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
         "top_k": f"Keeps so many of the most likely tokens; 0 and -1 keep all. If {_LEFT_OUT}",
         "min_p": f"Drops tokens below this share of the most likely one's probability; 0 drops none. If {_LEFT_OUT}",
         "seed": "Choice i draws with seed + i. The same seed gives the same answer where the server runs with "
-        "`--deterministic`; elsewhere widths and neighbours round differently. Negative ones count from 2^64. Random by "
-        "default.",
+        "`--deterministic`; elsewhere widths and neighbours round differently. Negative ones count from 2^64. "
+        "Random by default.",
         "max_tokens": "Most tokens to generate, the end token included. More than the context leaves beside the prompt "
         "is clipped to that. By default `/v1/completions` stops at 16 tokens, `/v1/chat/completions` where the context "
         "ends. 0, with `echo` alone, gives only the prompt back.",
