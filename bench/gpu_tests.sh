@@ -9,11 +9,11 @@ shift || true
 mkdir -p "$logs"
 jobs=${JOBS:-8}
 export python=${PYTHON:-python3} logs limit=${LIMIT:-280}
-# Threads of references on the CPU: more than there are cores wait for one another tenfold (docs/log.md).
 "$python" -c 'from shared.cuda_driver import visible_gpus; raise SystemExit(visible_gpus() == 0)' || {
   echo "no NVIDIA GPU here: every test would be skipped" >&2
   exit 2
 }
+# Threads of references on the CPU: more than there are cores wait for one another tenfold (docs/log.md).
 share=$(($(nproc) / jobs))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
 files=("$@")

@@ -84,7 +84,7 @@ class Recording:
 def rounds_of(path: Path) -> Iterator[RecordedRound]:
     """Every whole round of a recording, in order; a cut-off tail is left out."""
     decoder, entries = msgspec.msgpack.Decoder(RecordedRound), _entries(path)
-    next(entries)
+    next(entries, None)
     for data in entries:
         yield decoder.decode(data)
 

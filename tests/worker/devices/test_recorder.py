@@ -79,6 +79,8 @@ def test_a_recording_says_how_its_worker_was_started(tmp_path: Path) -> None:
     assert worker_of(tmp_path / "rounds").config(tmp_path) == told, "readable while it is written"
     recording.close()
     assert list(rounds_of(tmp_path / "rounds")) == []
+    (tmp_path / "cut").write_bytes((tmp_path / "rounds").read_bytes()[:12])
+    assert list(rounds_of(tmp_path / "cut")) == []
 
 
 def played(catalog: DeviceCatalog, peer: HostPeer, one: RecordedRound, manifest: Manifest) -> int:
