@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 RETRY_S = 5.0
+LOOK_S, LOOKS = 0.001, 20
+"""How often, and so many seconds apart, a file that ends within a line is looked at before that line counts as torn."""
 
 
 class LogFile:
@@ -92,7 +94,20 @@ class LogFile:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not an ordinary file")
         self._identity, self._size = (found.st_dev, found.st_ino), found.st_size
-        self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
+        self._torn = self._ends_within_a_line()
+
+    def _ends_within_a_line(self) -> bool:
+        """Whether a killed process has left half a line.
+
+        The kernel lengthens a file page by page, so that half of a line which another process is writing can be seen;
+        a moment later the rest of that is there.
+        """
+        for _ in range(LOOKS):
+            size = os.fstat(self._descriptor).st_size
+            if not size or os.pread(self._descriptor, 1, size - 1) == b"\n":
+                return False
+            time.sleep(LOOK_S)
+        return True
 
     def _rotate(self) -> None:
         """Moves the full files on by one number. Whoever does not get the lock at once leaves it to who has it."""

@@ -57,6 +57,7 @@ class RowWatch(threading.Thread):
         self._log = structlog.get_logger()
         self._context = contextvars.copy_context()  # its log lines name the service too
         self.restarts = 0
+        """Losses that are behind: whoever asks once one is counted waits for the successor."""
         self.process: int | None = None
         """Process id of the server that serves now."""
         self.failure: BaseException | None = None
@@ -117,17 +118,17 @@ class RowWatch(threading.Thread):
 
     def _replace(self, reason: str) -> None:
         """Fails the rounds that wait; afterwards a successor may start. Raises `ProcessError` if that is hopeless."""
-        self.restarts += 1
-        self._log.warning("rows.server_lost", reason=reason, restarts=self.restarts)
-        now = time.monotonic()
-        if len(self._losses) == LOSSES and now - self._losses[0] < WITHIN_S:
-            raise ProcessError(f"the row server was lost {LOSSES + 1} times within {WITHIN_S:g} s: {reason}")
-        self._losses.append(now)
+        lost_at = time.monotonic()
+        self._log.warning("rows.server_lost", reason=reason, restarts=self.restarts + 1)
         # Again and again: a round that clears its answer in the same instant would erase a single poison word.
         while not self._told.is_set() and any(words.waiting for words in self._mailboxes):
             self._write(Answer.POISON)
             time.sleep(0.001)
         self._write(Answer.NONE)
+        self.restarts += 1
+        if len(self._losses) == LOSSES and lost_at - self._losses[0] < WITHIN_S:
+            raise ProcessError(f"the row server was lost {LOSSES + 1} times within {WITHIN_S:g} s: {reason}")
+        self._losses.append(lost_at)
 
     def _write(self, answer: Answer) -> None:
         for words in self._mailboxes:

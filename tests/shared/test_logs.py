@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,22 @@ def test_a_restarted_process_appends_after_a_torn_line(tmp_path: Path) -> None:
     assert (tmp_path / "w.log").read_bytes() == b'{"whole":1}\n{"to\n{"whole":2}\n'
 
 
+def test_a_line_that_another_process_is_writing_is_not_a_torn_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows a write that crosses a page in halves."""
+    path = tmp_path / "w.log"
+    path.write_bytes(b'{"who')
+
+    def the_rest_comes(seconds: float) -> None:
+        with path.open("ab") as file:
+            file.write(b'le":1}\n')
+
+    monkeypatch.setattr("shared.log_file.time.sleep", the_rest_comes)
+    LogFile(path, 1000, 2, pytest.fail).write(b'{"whole":2}')
+    assert path.read_bytes() == b'{"whole":1}\n{"whole":2}\n'
+
+
 @pytest.mark.parametrize("how", ["moved", "removed", "truncated"])
 def test_the_file_at_the_path_is_the_one_that_is_written(tmp_path: Path, how: str) -> None:
     path = tmp_path / "w.log"
@@ -259,8 +276,8 @@ def test_two_processes_share_a_file_across_rotations(tmp_path: Path) -> None:
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    found = [line for path in tmp_path.iterdir() for line in path.read_bytes().splitlines()]
-    assert sorted(found) == sorted(b"%d %090d" % (name, number) for name in (1, 2) for number in range(1000))
+    found = Counter(line for path in tmp_path.iterdir() for line in path.read_bytes().splitlines())
+    assert found == Counter(b"%d %090d" % (name, number) for name in (1, 2) for number in range(1000))
     assert len(list(tmp_path.iterdir())) > 5
 
 
