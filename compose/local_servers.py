@@ -1,4 +1,4 @@
-"""Servers of `flare run` on this machine, as another process of the same user finds them: by their run directories."""
+"""Servers on this machine, as another process of the same user finds them: by their run directories."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ class LocalServer:
     """A run directory and what its services say in it. A killed service's last words may still be there."""
 
     run_dir: Path
+
+    @property
+    def supervised(self) -> bool:
+        """Whether a living `flare run` has it. Services that were started one by one have nobody."""
+        return run_directory.is_locked(self.run_dir / run_directory.LOCK)
 
     @property
     def address(self) -> Address | None:
@@ -42,4 +47,4 @@ class LocalServer:
 def living() -> Sequence[LocalServer]:
     """This user's living servers whose run directory was not chosen by hand."""
     folders = sorted(run_directory.base().glob(f"{run_directory.PREFIX}*"))
-    return [LocalServer(folder) for folder in folders if run_directory.is_locked(folder / run_directory.LOCK)]
+    return [server for server in map(LocalServer, folders) if server.supervised]

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 UNSAID = Scrape(down="it does not say where its metrics are")
+"""`flare run` has every service tell."""
 UNASKED = Scrape(unknown=True)
-"""A server elsewhere says nothing about its other services."""
+"""A server elsewhere says nothing of its other services, and a service that was started by hand need not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class Looks:
         urls, pids = self.target.addresses()
         with ThreadPoolExecutor(len(SERVICES)) as threads:
             found = dict(zip(urls, threads.map(scrape, urls.values()), strict=True))
-        after = {service: found.get(service, UNSAID if self.target.local else UNASKED) for service in SERVICES}
+        unseen = UNSAID if self.target.local is not None and self.target.local.supervised else UNASKED
+        after = {service: found.get(service, unseen) for service in SERVICES}
         now = time.monotonic()
         made = board(self._before, after, pids, now - self._at, time.time())
         self._before, self._at = after, now

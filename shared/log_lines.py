@@ -27,12 +27,18 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] if ord(c) != 127 else "\\u007f" for c in text)
 
 
+def _shortened(event: Mapping[str, Any]) -> dict[str, Any]:
+    """With its floats in as many digits as are measured: 0.04, and not 0.039999999999999994."""
+    return {name: float(f"{value:.6g}") if type(value) is float else value for name, value in event.items()}
+
+
 def encode(event: Mapping[str, Any]) -> bytes:
     """The event as one line of JSON, without its end. Never raises for a value: what JSON lacks goes as its `str`."""
+    event = _shortened(event)
     try:
         data = orjson.dumps(event, default=str)
     except (TypeError, ValueError):  # a lone surrogate, an integer beyond 64 bits
-        data = json.dumps(dict(event), default=str, separators=(",", ":")).encode()
+        data = json.dumps(event, default=str, separators=(",", ":")).encode()
     if data.isascii() and b"\x7f" not in data:
         return data
     return _escaped(data.decode()).encode()

@@ -58,8 +58,11 @@ def nbytes(located: Mapping[str, Located]) -> int:
 
 def save_tensors(tensors: dict[str, Tensor], target: Path) -> None:
     """Writes one file. Raises `CheckpointError` naming it, for instance if the disk is full."""
+    target.touch()
+    mode = target.stat().st_mode
     try:
         save_file(tensors, target)
+        target.chmod(mode)  # the library replaces it by one that its owner alone may read
     except SafetensorError as error:
         raise CheckpointError(f"{target}: {error}") from error
 

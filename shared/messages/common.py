@@ -65,8 +65,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be above 0", param="top_p")
         for token, bias in self.logit_bias:
-            if not 0 <= token < vocab_size or not -100.0 <= bias <= 100.0:
-                raise InvalidRequest("logit_bias maps token ids to values between -100 and 100", param="logit_bias")
+            if not 0 <= token < vocab_size:
+                raise InvalidRequest(
+                    f"logit_bias names token {token}, and token ids lie between 0 and {vocab_size - 1}",
+                    param="logit_bias",
+                )
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidRequest("the values of logit_bias lie between -100 and 100", param="logit_bias")
         return self
 
 

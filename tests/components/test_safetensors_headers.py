@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from recipes.components.safetensors_headers import Entry, encode_header, read_header, survey
+from recipes.components.tensor_store import save_tensors
 from shared.errors import CheckpointError
 
 
@@ -28,6 +29,12 @@ def test_what_the_library_writes_is_found_where_it_lies(tmp_path: Path) -> None:
     located = found["a"]
     data = located.file.read_bytes()[located.offset : located.offset + located.entry.nbytes]
     assert data == bytes(tensors["a"].numpy().tobytes())
+
+
+def test_what_is_written_may_be_read_by_those_who_may_read_any_other_file(tmp_path: Path) -> None:
+    save_tensors({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_an_encoded_header_is_read_back_with_holes_for_payload(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from compose.cli import main
+from compose.local_servers import LocalServer
+from compose.run_directory import LockedRunDirectory
 from compose.scrape import Scrape, scrape
+from compose.status import Looks, Target
 from compose.status_board import Board, board, duration
 from shared import metrics
 
@@ -128,6 +132,14 @@ def test_a_service_that_nobody_can_look_at_is_unknown_and_not_unwell() -> None:
     found = board({}, {"frontend": Scrape(), "worker": Scrape(unknown=True)}, {}, 1.0, 0.0)
     assert [(row.state, row.well) for row in found.services] == [("ready", True), ("unknown", True)]
     assert not any(row.well for row in shown().services if row.name != "scheduler")
+
+
+def test_services_that_say_nothing_are_down_under_flare_run_and_unknown_without_it(tmp_path: Path) -> None:
+    looks = Looks(Target(local=LocalServer(tmp_path)))
+    assert [(row.state, row.well) for row in looks.next().services] == [("unknown", True)] * 3
+    supervisor = LockedRunDirectory(tmp_path)
+    assert [row.state for row in looks.next().services] == ["down: it does not say where its metrics are"] * 3
+    supervisor.release()
 
 
 def test_without_a_server_the_command_says_what_it_needs(tmp_path: str) -> None:

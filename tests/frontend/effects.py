@@ -13,8 +13,12 @@ _EFFECTS = "tests/frontend/test_effects.py::"
 _COMPLETIONS = "tests/frontend/test_completions.py::"
 _MUST_BE_OFF = "none: known, and refused unless it is off"
 
+_LABEL = "none: taken for compatibility, nothing depends on it"
+
 _BOTH = {
-    "user": "none: taken for compatibility, nothing depends on it",
+    "user": _LABEL,
+    "safety_identifier": _LABEL,
+    "prompt_cache_key": _LABEL,
     "n": _SYSTEM + "test_three_choices_with_a_seed",
     "stream": _EFFECTS + "test_a_stream_is_events_and_its_usage_is_asked_for",
     "stream_options": _EFFECTS + "test_a_stream_is_events_and_its_usage_is_asked_for",

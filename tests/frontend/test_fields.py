@@ -184,6 +184,7 @@ def test_how_a_prompt_ends(served: Deployment, fields: dict[str, Any], ending: s
 @both_endpoints
 def test_neutral_values_of_fields_not_built_ask_for_nothing(served: Deployment, path: str) -> None:
     neutral: dict[str, Any] = {"n": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}
+    neutral |= {"safety_identifier": "somebody", "prompt_cache_key": "somebody's"}
     neutral |= {"user": "somebody", "model": "small", "functions": None, "stop": [], "echo": False, "store": False}
     neutral |= {"best_of": 1, "add_special_tokens": False, "stream_options": None, "continue_final_message": False}
     neutral |= {"service_tier": "auto", "metadata": {}, "length_penalty": 1.0, "stream": False}

@@ -96,6 +96,11 @@ def test_values_that_json_lacks_are_written_anyhow() -> None:
     assert found == {"big": 1 << 70, "path": "/x", "odd": "{1}"}
 
 
+def test_floats_have_as_many_digits_as_are_measured() -> None:
+    assert encode({"seconds": 0.039999999999999994, "count": 12345678}) == b'{"seconds":0.04,"count":12345678}'
+    assert encode({"seconds": float("nan"), "rate": 4.22e12}) == b'{"seconds":null,"rate":4220000000000.0}'
+
+
 def test_a_traceback_stays_below_its_line() -> None:
     event = {"timestamp": "t", "level": "error", "event": "bad", "service": "s", "exception": "one\n\x1b[2Jtwo"}
     first, *below = readable(event).splitlines()

@@ -46,7 +46,7 @@ BEYOND_SHAPE = re.compile(
     "top_logprobs needs|max_tokens and max_completion_tokens differ|stream_options needs|best_of must equal|"
     "does not go with echo|echo with logprobs|prompts times n|min_tokens exceeds|leaves no room|"
     "token ids lie between|a token id must be|"
-    "logit_bias maps|prompt has no token|is not served here|stop tokens are possible|"
+    "logit_bias names token|prompt has no token|is not served here|stop tokens are possible|"
     "continue_final_message|add_generation_prompt|chat_template_kwargs|template|goes with"
 )
 """Refusals of allowed bodies: rules between fields, and rules of the model that is served."""

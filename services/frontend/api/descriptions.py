@@ -28,6 +28,7 @@ _ANSWER = {
     "usage": "Tokens of all choices together. In a stream: in the last chunk, if `stream_options` asks for it.",
     "metrics": "How drafting went, where the server drafts. In a stream: in the last chunk, beside `usage`.",
 }
+_LABEL = "Taken for compatibility; nothing depends on it."
 _CHOICE = {
     "index": "Which choice this is, from 0.",
     "logprobs": "Log probabilities of the tokens in this text; null unless asked for.",
@@ -51,7 +52,9 @@ DESCRIPTIONS: dict[type[msgspec.Struct], dict[str, str]] = {
     },
     schema.GenerationRequest: {
         **_MODEL,
-        "user": "Taken for compatibility; nothing depends on it.",
+        "user": _LABEL,
+        "safety_identifier": _LABEL,
+        "prompt_cache_key": "Taken for compatibility; prompts share what they begin with, whatever it says.",
         "n": "How many choices each prompt gets; 1 by default. Prompts times `n` are at most 128.",
         "stream": "Whether tokens are sent as they come, as server-sent events; off by default.",
         "stream_options": "What a stream has besides; goes with `stream` alone. None by default.",

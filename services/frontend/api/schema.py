@@ -84,6 +84,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     n: Annotated[int, Meta(ge=1, le=MAXIMUM_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
