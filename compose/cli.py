@@ -40,9 +40,11 @@ def _guarded(service: str, values: Mapping[str, Any], run: Callable[[], int]) ->
         )
         code = run()
     except FlareError as error:
-        raise click.ClickException(str(error)) from error
-    finally:
         logs.flush()  # before anything else is said
+        click.ClickException(str(error)).show()
+        sys.exit(error.exit_code)
+    finally:
+        logs.flush()
     sys.exit(code)
 
 

@@ -2,12 +2,15 @@
 
 A service that has served gets a quick restart. One that dies again and again without the server becoming ready is
 given up. One that ends by itself before the server was ever seen ready is tried just once more: its reason will hardly
-go away, but a server may serve, and fail, in the moment before its supervisor looks.
+go away, but a server may serve, and fail, in the moment before its supervisor looks. One that refuses what it was given
+before that will refuse it again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from shared.errors import REFUSED
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
@@ -30,6 +33,8 @@ class Restarts:
     def died(self, code: int) -> float | None:
         """Seconds to wait before the next start; None to give up. `code` is negative for a signal."""
         self.deaths += 1
+        if code == REFUSED and not self.served:
+            return None
         most = MOST_REFUSALS if not self.served and code > 0 else MOST_DEATHS
         if self.deaths >= most:
             return None

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+REFUSED = 78
+"""Exit code of a service that refuses what it was given: it would again. EX_CONFIG of sysexits.h."""
+
 
 class FlareError(Exception):
-    """Root of the hierarchy. `code` is stable and travels in messages and logs."""
+    """Root of the hierarchy. `code` travels in messages and logs, `exit_code` is that of a service it ends."""
 
     code: ClassVar[str] = "internal_error"
+    exit_code: ClassVar[int] = 1
 
 
 class RequestError(FlareError):
@@ -109,18 +113,21 @@ class ManifestError(ProcessError):
     """A core's manifest is unreadable, of another ABI, or inconsistent."""
 
     code: ClassVar[str] = "manifest_error"
+    exit_code: ClassVar[int] = REFUSED
 
 
 class CheckpointError(ProcessError):
     """A checkpoint is missing tensors, has surplus ones, or of the wrong shape, dtype or quantisation."""
 
     code: ClassVar[str] = "checkpoint_error"
+    exit_code: ClassVar[int] = REFUSED
 
 
 class MemoryRefused(ProcessError):
     """Weights, state, graphs and pages do not fit; the message is the memory bill."""
 
     code: ClassVar[str] = "memory_refused"
+    exit_code: ClassVar[int] = REFUSED
 
 
 class RegionError(ProcessError):

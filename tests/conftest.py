@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.gpu.cards import interpret_without_a_card
 
 pytest_plugins = ("tests.without_gpu",)
 
+# A shell has its background jobs ignore Ctrl-C, and whatever they start; tests send it to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything else imports torch, parts of which import Triton.
 interpret_without_a_card()
 

@@ -268,14 +268,15 @@ class Worker:
         self._meters.take((done,))
 
     def _crash(self, error: BaseException, client: Client[ToWorker] | None) -> None:
-        code = error.code if isinstance(error, FlareError) else "internal_error"
+        kind = type(error) if isinstance(error, FlareError) else FlareError
+        code = kind.code
         if isinstance(error, FlareError):
             self._log.error("worker.failed", code=code, message=str(error))
         else:
             self._log.error("worker.failed", code=code, exc_info=error)
         message = message_of(error, withhold=True, told=OPERATIONAL)[:2000]  # the scheduler logs it
         self._send(client, WorkerFault(instance=self._instance, code=code, message=message))
-        self._code = 1
+        self._code = kind.exit_code
 
     def _send(self, client: Client[ToWorker] | None, message: Message) -> None:
         if client is None:

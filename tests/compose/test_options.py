@@ -15,6 +15,7 @@ from services.frontend.config import FrontendConfig
 from services.scheduler.config import SchedulerConfig
 from services.worker.config import WorkerConfig
 from shared.byte_sizes import Share, bytes_of
+from shared.errors import REFUSED
 from shared.logs import LogConfig
 
 
@@ -100,7 +101,7 @@ def test_run_takes_every_option_of_the_services() -> None:
 
 def test_an_error_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["scheduler", str(tmp_path), "--run-dir", str(tmp_path / "run")])
-    assert result.exit_code == 1
+    assert result.exit_code == REFUSED
     assert "is not a core" in result.output
     assert "Traceback" not in result.output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from compose.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_DEATHS, Restarts
+from shared.errors import REFUSED
 
 KILLED = -int(signal.SIGKILL)
 
@@ -34,6 +35,11 @@ def test_a_refusal_before_the_server_ever_served_is_tried_once_more() -> None:
     restarts = Restarts()
     assert restarts.died(1) == FIRST_DELAY_S
     assert restarts.died(1) is None
+
+
+def test_a_refusal_of_what_it_was_given_is_final_unless_it_has_served() -> None:
+    assert Restarts().died(REFUSED) is None
+    assert served().died(REFUSED) == FIRST_DELAY_S
 
 
 def test_a_crash_in_the_first_moment_of_serving_costs_only_itself() -> None:

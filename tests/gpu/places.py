@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -77,6 +78,7 @@ def interpreter() -> Place:
         runtime = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
         _mend_scalars(runtime)
         _patch_once(runtime)
+        _let_junk_be(runtime)
     return Place(torch.device("cpu"), torch.float32, 2e-6)
 
 
@@ -128,6 +130,23 @@ def _patch_once(runtime: Any) -> None:
 
     patch.once = True  # type: ignore[attr-defined]
     runtime._patch_lang = patch
+
+
+def _let_junk_be(runtime: Any) -> None:
+    """Lets a launch compute with what nobody wrote, as a card does: kernels throw the outcome away. numpy would warn.
+
+    What lies in memory then, a signalling NaN now and again, is chance.
+    """
+    launch = runtime.GridExecutor.__call__
+    if getattr(launch, "unheeding", False):
+        return
+
+    def unheeding(self: Any, *arguments: Any, **named: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return launch(self, *arguments, **named)
+
+    unheeding.unheeding = True  # type: ignore[attr-defined]
+    runtime.GridExecutor.__call__ = unheeding
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:

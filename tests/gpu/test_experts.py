@@ -55,6 +55,24 @@ def test_masked_rows_choose_nobody(place: Place) -> None:
         assert torch.equal(kept[-1][~masked], plain[1][~masked])
 
 
+@pytest.mark.parametrize("junk", [float("inf"), float("nan"), -3.0])
+def test_what_has_no_weight_is_not_added_whatever_lies_there(place: Place, junk: float) -> None:
+    """Nobody computes it, and memory holds what was there before."""
+    parts, state = torch.randn(3, 4, 32), torch.randn(3, 64)
+    weights, strengths = torch.tensor([[0.5, 0, 0], [0, 0, 0], [0.25, 0, 0.75]]), torch.rand(3, 2)
+    weighted = (parts[:, :3] * weights[:, :, None]).sum(1) + parts[:, 3]
+    wanted = state + (weighted[:, None] * strengths[:, :, None]).reshape(3, 64)
+    parts[:, :3][weights == 0] = junk
+
+    def added(parts: Tensor, weights: Tensor, state: Tensor, strengths: Tensor) -> Tensor:
+        from recipes.components.gpu.experts_kernels import sum_parts
+
+        sum_parts[(1, 1)](parts, weights, state, strengths, 3, 3, 32, 32, 2, False)
+        return state
+
+    assert distance(place.run(added, parts, weights, state.clone(), strengths), wanted) < 1e-6
+
+
 @dataclass(frozen=True)
 class Layer:
     """A mixture twice: packed, and over the same matrices dequantised."""
