@@ -18,7 +18,7 @@ import pytest
 from services.frontend.config import FrontendConfig
 from services.frontend.service import Frontend, run
 from tests.frontend.client import COMPLETIONS, Chat
-from tests.frontend.scripted_scheduler import Script, ScriptedScheduler
+from tests.frontend.scripted_scheduler import SOON_S, Script, ScriptedScheduler
 from tests.frontend.small_core import write_core
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ def deploy(core: tuple[Path, str], run_dir: Path, **configuration: Any) -> Itera
 
     thread = threading.Thread(target=lambda: codes.append(run(config, started)), daemon=True)
     thread.start()
-    frontend = handles.get(timeout=5)
+    frontend = handles.get(timeout=SOON_S)
     address = orjson.loads(config.notice.read_bytes())
     url = f"http://127.0.0.1:{address['port']}"
     with httpx.Client(base_url=url, timeout=10) as client:
         wait_ready(client)
         yield Deployment(scheduler, Chat(client), run_dir)
     frontend.stop_from_elsewhere()
-    thread.join(5)
+    thread.join(SOON_S)
     scheduler.close()
     assert codes == [0]
     assert not config.notice.exists()
@@ -84,7 +84,7 @@ def deployment(core: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
         yield deployed
 
 
-def wait_ready(client: httpx.Client, timeout: float = 8.0) -> None:
+def wait_ready(client: httpx.Client, timeout: float = SOON_S) -> None:
     """Waits until `/ready` says so."""
     deadline = time.monotonic() + timeout
     while True:
@@ -104,7 +104,7 @@ def served(deployment: Deployment) -> Iterator[Deployment]:
     deployment.scheduler.script = Script(tokens=tuple(b"hello"))
     deployment.scheduler.by_choice = {}
     yield deployment
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + SOON_S
     while deployment.scheduler.running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert deployment.scheduler.running == 0, "a request leaked"

@@ -28,6 +28,8 @@ from shared.messages.scheduler import (
 )
 
 EPOCH = 7
+SOON_S = 20.0
+"""Longest that a test waits for what takes milliseconds on a machine that has nothing else to do."""
 Kind = TypeVar("Kind", bound=Message)
 
 
@@ -92,12 +94,12 @@ class ScriptedScheduler:
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._up.wait(5)
+        assert self._up.wait(SOON_S)
 
     def close(self) -> None:
         """Ends the thread and its sockets: to the frontend the scheduler has died."""
         self._stopping.set()
-        self._thread.join(5)
+        self._thread.join(SOON_S)
         assert not self._thread.is_alive()
 
     def call(self, action: Callable[[], None]) -> None:
@@ -118,7 +120,7 @@ class ScriptedScheduler:
         ]
 
     def wait_for(
-        self, kind: type[Kind], count: int = 1, *, request: str | None = None, timeout: float = 3.0
+        self, kind: type[Kind], count: int = 1, *, request: str | None = None, timeout: float = SOON_S
     ) -> list[Kind]:
         """Waits until so many messages of a kind have come, of one request or of all."""
         deadline = time.monotonic() + timeout

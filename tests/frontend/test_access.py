@@ -14,7 +14,7 @@ from services.frontend.config import FrontendConfig
 from shared.errors import ProcessError
 from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment, deploy
-from tests.frontend.scripted_scheduler import Script
+from tests.frontend.scripted_scheduler import SOON_S, Script
 from tests.frontend.test_refusals import check_error
 
 KEYS = ("sk-first-6cfa", "sk-second-91d2")
@@ -103,7 +103,7 @@ def test_probes_and_descriptions_are_open(guarded: Deployment, path: str) -> Non
 def test_refused_before_the_body_comes(guarded: Deployment) -> None:
     url = guarded.chat.client.base_url
     head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\nexpect: 100-continue\r\n\r\n"
-    with socket.create_connection((url.host, url.port or 80), timeout=5) as connection:
+    with socket.create_connection((url.host, url.port or 80), timeout=SOON_S) as connection:
         connection.sendall(head.encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
 

@@ -13,7 +13,7 @@ from services.frontend.flight import Flight
 from shared.messages.scheduler import Cancel, Submit
 from tests.frontend.client import COMPLETIONS, PATH
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import Script
+from tests.frontend.scripted_scheduler import SOON_S, Script
 from tests.frontend.small_core import END
 
 both_endpoints = pytest.mark.parametrize("path", [PATH, COMPLETIONS])
@@ -121,7 +121,7 @@ def test_too_many_choices(served: Deployment, fields: dict[str, Any], param: str
 @both_endpoints
 def test_the_most_choices(served: Deployment, path: str) -> None:
     assert served.at(path).both(n=128, max_tokens=5).texts == ["hello"] * 128
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + SOON_S
     while flights() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert flights() == 0, "the frontend keeps what is over"
@@ -184,7 +184,7 @@ def test_a_client_that_leaves_cancels_every_choice(served: Deployment, path: str
         leave(client, path, body)
     submitted = {submit.request for submit in served.scheduler.wait_for(Submit, 3)}
     assert {cancel.request for cancel in served.scheduler.wait_for(Cancel, 3)} == submitted
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + SOON_S
     while served.scheduler.running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert served.scheduler.running == 0

@@ -168,7 +168,7 @@ def test_a_client_that_pipelines_and_goes(served: Deployment, behind: bytes, str
         if not together:
             connection.sendall(behind)
             time.sleep(0.1)
-    served.scheduler.wait_for(Cancel, timeout=2)
+    served.scheduler.wait_for(Cancel)
     assert len(served.scheduler.of(Submit)) == 1
 
 
@@ -218,7 +218,7 @@ def test_slow_headers_between_two_requests(served: Deployment, monkeypatch: pyte
         for piece in (b"GET /hea", b"lth HTTP/1.1\r\n", b"x: y\r\n"):
             connection.sendall(piece)
         assert read_all(connection) == b""
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8
 
 
 def test_what_is_not_http_does_not_fill_the_log(served: Deployment, capfd: pytest.CaptureFixture[str]) -> None:

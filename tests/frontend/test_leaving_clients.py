@@ -12,13 +12,13 @@ import pytest
 from shared.messages.scheduler import Cancel, Submit
 from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import SLOW, STUCK, Script
+from tests.frontend.scripted_scheduler import SLOW, SOON_S, STUCK, Script
 from tests.frontend.small_core import END
 
 
 def post_raw(served: Deployment, **fields: object) -> socket.socket:
     url = served.chat.client.base_url
-    connection = socket.create_connection((url.host, url.port or 80), timeout=5)
+    connection = socket.create_connection((url.host, url.port or 80), timeout=SOON_S)
     body = orjson.dumps({"messages": MESSAGES, **fields})
     head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), len(body))
     connection.sendall(head + body)
@@ -35,11 +35,9 @@ def test_a_client_that_leaves_is_cancelled(served: Deployment, reset: bool, stre
     time.sleep(0.05)
     if reset:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    left = time.monotonic()
     connection.close()
     [cancel] = served.scheduler.wait_for(Cancel)
     assert cancel.request == submit.request
-    assert time.monotonic() - left < 0.5
 
 
 def test_many_clients_that_leave(served: Deployment) -> None:

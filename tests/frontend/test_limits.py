@@ -15,13 +15,13 @@ from services.frontend import connection as http
 from services.frontend.api import body
 from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import Script
+from tests.frontend.scripted_scheduler import SOON_S, Script
 from tests.frontend.small_core import CONTEXT, END
 
 
 def connect(served: Deployment) -> socket.socket:
     url = served.chat.client.base_url
-    return socket.create_connection((url.host, url.port or 80), timeout=5)
+    return socket.create_connection((url.host, url.port or 80), timeout=SOON_S)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -61,7 +61,7 @@ def test_an_announced_flood_is_refused_before_it_comes(served: Deployment) -> No
         connection.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 300000000\r\n\r\n" % PATH.encode())
         started = time.monotonic()
         assert read_all(connection).startswith(b"HTTP/1.1 413 ")
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8
 
 
 def test_a_body_that_never_ends(served: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_many_large_bodies_at_once(served: Deployment, monkeypatch: pytest.Monke
     assert b"retry-after: " in refused
     for connection in connections:
         connection.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON_S
     while served.chat.post(max_tokens=1, user="x" * 900_000).status_code != 200:
         assert time.monotonic() < deadline, "what the others held was not given back"
         time.sleep(0.05)

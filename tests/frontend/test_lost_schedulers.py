@@ -15,7 +15,7 @@ from shared.messages.scheduler import Ack, Cancel, Submit
 from tests.frontend.child import deployed
 from tests.frontend.client import MESSAGES, PATH
 from tests.frontend.conftest import Deployment, deploy, wait_ready
-from tests.frontend.scripted_scheduler import SLOW, STUCK, Script, ScriptedScheduler
+from tests.frontend.scripted_scheduler import SLOW, SOON_S, STUCK, Script, ScriptedScheduler
 from tests.frontend.small_core import END
 
 
@@ -32,19 +32,19 @@ def test_scheduler_death_and_return(core: tuple[Path, str], tmp_path: Path) -> N
             child.scheduler.close()
             for _ in events:
                 pass
-        assert time.monotonic() - died < 1
+        assert time.monotonic() - died < 5, "at once, and not when it has been silent for long"
         assert answer.text == "he"
         assert answer.error is not None
         assert answer.error["code"] == "state_lost"
         assert not answer.done
-        waiting.join(3)
+        waiting.join(SOON_S)
         assert (whole[0].status_code, whole[0].json()["error"]["code"]) == (503, "state_lost")
         assert child.chat.client.get("/ready").status_code == 503
         assert child.chat.client.get("/health").status_code == 200
         assert child.chat.post().status_code == 503
         child.scheduler = ScriptedScheduler(child.run_dir, child.digest)
         try:
-            wait_ready(child.chat.client, 3)
+            wait_ready(child.chat.client)
             child.scheduler.script = Script((*b"back", END))
             assert child.chat.whole().text == "back"
         finally:
@@ -59,7 +59,7 @@ def test_who_waits_is_sent_to_the_next_scheduler_but_only_once(core: tuple[Path,
         [first] = child.scheduler.wait_for(Submit)
         child.scheduler.close()
         child.scheduler = ScriptedScheduler(child.run_dir, child.digest, Script((*b"served", END)))
-        assert served.result(5).text == "served"
+        assert served.result(SOON_S).text == "served"
         [second] = child.scheduler.of(Submit)
         assert (second.request, second.prompt, second.sampling) == (first.request, first.prompt, first.sampling)
         child.scheduler.script = waits
@@ -68,8 +68,8 @@ def test_who_waits_is_sent_to_the_next_scheduler_but_only_once(core: tuple[Path,
         for _ in range(2):
             child.scheduler.close()
             child.scheduler = ScriptedScheduler(child.run_dir, child.digest, waits)
-            wait_ready(child.chat.client, 3)
-        assert poison.result(5).json()["error"]["code"] == "state_lost"
+            wait_ready(child.chat.client)
+        assert poison.result(SOON_S).json()["error"]["code"] == "state_lost"
         child.scheduler.script = Script((*b"on", END))
         assert child.chat.whole().text == "on"
 
@@ -81,9 +81,9 @@ def test_who_waits_may_leave_while_there_is_no_scheduler(core: tuple[Path, str],
             leaving = pool.submit(child.chat.client.post, PATH, json={"messages": MESSAGES}, timeout=0.6)
             child.scheduler.wait_for(Submit)
             child.scheduler.close()
-            assert isinstance(leaving.exception(5), httpx.ReadTimeout)
+            assert isinstance(leaving.exception(SOON_S), httpx.ReadTimeout)
         child.scheduler = ScriptedScheduler(child.run_dir, child.digest, Script((*b"on", END)))
-        wait_ready(child.chat.client, 3)
+        wait_ready(child.chat.client)
         assert child.chat.whole().text == "on"
         assert len(child.scheduler.of(Submit)) == 1, "nobody waits for the other answer any more"
 
@@ -99,9 +99,9 @@ def test_a_silent_scheduler_is_given_up_and_welcomed_again(core: tuple[Path, str
                 pass
         assert answer.error is not None
         assert answer.error["code"] == "state_lost"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8, "10 s are the default"
         served.scheduler.silent = False
-        wait_ready(served.chat.client, 3)
+        wait_ready(served.chat.client)
         [cancel] = served.scheduler.wait_for(Cancel)
         assert cancel.request == served.scheduler.of(Submit)[0].request
         served.scheduler.script = Script((*b"on", END))
@@ -129,7 +129,7 @@ def test_a_scheduler_with_another_core(core: tuple[Path, str], tmp_path: Path) -
     with deployed(core, tmp_path) as child:
         child.scheduler.close()
         child.scheduler = ScriptedScheduler(child.run_dir, "another digest")
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + SOON_S
         while "different cores" not in (text := child.chat.client.get("/ready").text):
             assert time.monotonic() < deadline, text
             time.sleep(0.02)

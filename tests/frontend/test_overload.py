@@ -10,7 +10,7 @@ import pytest
 from services.frontend import state
 from shared.messages.scheduler import Submit
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import Script
+from tests.frontend.scripted_scheduler import SOON_S, Script
 from tests.frontend.small_core import END
 
 BOUND = 3
@@ -29,9 +29,9 @@ def test_requests_beyond_the_bound_are_told_to_come_again(served: Deployment, mo
         assert len(served.scheduler.of(Submit)) == BOUND, "the scheduler never hears of it"
         for submit in submits:
             served.scheduler.fail(submit.request, "round_failed")
-        assert [future.result(5).status_code for future in held] == [500] * BOUND
+        assert [future.result(SOON_S).status_code for future in held] == [500] * BOUND
     served.scheduler.script = Script((*b"on", END))
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + SOON_S
     while (answer := served.chat.post()).status_code == 429 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert answer.json()["choices"][0]["message"]["content"] == "on"

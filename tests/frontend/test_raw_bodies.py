@@ -10,6 +10,7 @@ import pytest
 from shared.messages.scheduler import Submit
 from tests.frontend.client import COMPLETIONS, PATH
 from tests.frontend.conftest import Deployment
+from tests.frontend.scripted_scheduler import SOON_S
 from tests.frontend.small_core import VOCABULARY
 
 PROMPTS = {PATH: b'"messages": [{"role": "user", "content": "hi"}]', COMPLETIONS: b'"prompt": "hi"'}
@@ -37,7 +38,7 @@ def exchange(served: Deployment, path: str, body: bytes) -> tuple[int, bytes]:
         path.encode(),
         len(body),
     )
-    with socket.create_connection((url.host, url.port or 80), timeout=5) as connection:
+    with socket.create_connection((url.host, url.port or 80), timeout=SOON_S) as connection:
         connection.sendall(head + body)
         answer = b""
         while part := connection.recv(65536):

@@ -15,7 +15,7 @@ import pytest
 from shared.messages.scheduler import Submit
 from tests.frontend.child import address, deployed, spawn
 from tests.frontend.conftest import Deployment, wait_ready
-from tests.frontend.scripted_scheduler import STUCK, ScriptedScheduler
+from tests.frontend.scripted_scheduler import SOON_S, STUCK, ScriptedScheduler
 from tests.frontend.small_core import CONTEXT, END, START, THINK, VOCABULARY, tokens_of
 from tests.frontend.test_refusals import SECRET, check_error
 
@@ -163,7 +163,7 @@ def test_a_server_that_drains_takes_none(core: tuple[Path, str], tmp_path: Path)
         with child.chat.streaming() as events:
             next(events)
             child.process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + SOON_S
             with httpx.Client(base_url=child.chat.client.base_url, timeout=10) as client:
                 while client.post("/tokenize", json={"prompt": "a"}).status_code == 200:
                     assert time.monotonic() < deadline, "a draining server takes work"

@@ -24,7 +24,7 @@ from tests.scheduler.cores import write_core
 from tests.scheduler.device import NextToken
 from tests.scheduler.scripted_worker import ScriptedWorker
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 
 
 class BareFrontend:

@@ -72,7 +72,7 @@ class ScriptedWorker:
     def stop(self) -> None:
         """Ends as if killed: no word to anybody."""
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(20)
         self._plan_region.close()
         self._completion_region.close()
 

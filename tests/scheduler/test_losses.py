@@ -14,7 +14,7 @@ from shared.channel import RunDirectory
 from shared.frames import FRAMES
 from shared.messages.common import Sampling, new_instance
 from shared.messages.scheduler import Ack, Attached, Cancel, RoundDone, StoppedAt, Submit, WorkerBeat, WorkerFault
-from tests.scheduler.conftest import Serve, Served
+from tests.scheduler.conftest import PATIENCE_S, Serve, Served
 from tests.scheduler.cores import manifest, mixing, output
 
 
@@ -33,7 +33,7 @@ def test_a_dead_worker_fails_what_ran_at_once_and_the_queue_waits(serve: Serve) 
     worker.stop()
     died = time.monotonic()
     frontend.wait_over(*running)
-    assert time.monotonic() - died < 1.0
+    assert time.monotonic() - died < 5.0
     assert {frontend.failed[name].code for name in running} == {"state_lost"}
     assert not ready(served)
     assert queued not in frontend.failed
@@ -154,7 +154,7 @@ def test_a_completion_frame_that_is_torn_fails_its_requests_only(serve: Serve) -
     frontend = served.frontend()
     frontend.submit("a", [20] * 30, 300)
     frontend.wait(lambda: len(frontend.output.get("a", [])) > 5)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while served.tallies.stale_records == 0 and time.monotonic() < deadline:
         worker.completions[worker.sequence % FRAMES].tail[0] = -5
         worker.completions[(worker.sequence + 1) % FRAMES].tail[0] = -5

@@ -35,7 +35,7 @@ def server(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> Iterator[
 
 
 def until(probe: Callable[[], Found | None]) -> Found:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if found := probe():
             return found
