@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from tests.fixtures.harness import wait_until
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import Script
+from tests.frontend.scripted_scheduler import SOON_S, Script
 from tests.frontend.small_core import END, tokens_of
 from tests.page.conftest import Open, Visit, url_of
 
@@ -122,15 +123,15 @@ def test_the_theme_follows_the_system_until_it_is_chosen(scripted: Deployment, v
     seen = visit(url_of(scripted), color_scheme="dark")
     body = seen.page.locator("body")
     button = seen.page.get_by_role("button", name="Dark theme")
-    assert body.evaluate(LUMINANCE) < 150
+    wait_until(lambda: body.evaluate(LUMINANCE) < 150, SOON_S, "a dark page")
     seen.page.emulate_media(color_scheme="light")
-    assert body.evaluate(LUMINANCE) > 600
+    wait_until(lambda: body.evaluate(LUMINANCE) > 600, SOON_S, "a light page")
     expect(button).to_have_attribute("aria-pressed", "false")
     button.click()
-    assert body.evaluate(LUMINANCE) < 150
+    wait_until(lambda: body.evaluate(LUMINANCE) < 150, SOON_S, "a dark page")
     seen.page.reload()
     expect(button).to_have_attribute("aria-pressed", "true")
-    assert body.evaluate(LUMINANCE) < 150
+    wait_until(lambda: body.evaluate(LUMINANCE) < 150, SOON_S, "a dark page")
 
 
 def test_a_narrow_screen_scrolls_in_one_direction_only(scripted: Deployment, visit: Open) -> None:
