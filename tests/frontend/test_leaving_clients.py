@@ -35,9 +35,11 @@ def test_a_client_that_leaves_is_cancelled(served: Deployment, reset: bool, stre
     time.sleep(0.05)
     if reset:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    left = time.monotonic()
     connection.close()
     [cancel] = served.scheduler.wait_for(Cancel)
     assert cancel.request == submit.request
+    assert time.monotonic() - left < 3
 
 
 def test_many_clients_that_leave(served: Deployment) -> None:

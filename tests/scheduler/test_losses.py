@@ -33,7 +33,7 @@ def test_a_dead_worker_fails_what_ran_at_once_and_the_queue_waits(serve: Serve) 
     worker.stop()
     died = time.monotonic()
     frontend.wait_over(*running)
-    assert time.monotonic() - died < 5.0
+    assert time.monotonic() - died < 3.0, "its connection tells, long before its silence would"
     assert {frontend.failed[name].code for name in running} == {"state_lost"}
     assert not ready(served)
     assert queued not in frontend.failed
