@@ -20,7 +20,7 @@ from shared.errors import ContractBreach, RoundFailed, StateLost, Unavailable, U
 from shared.histogram import Histogram
 from shared.messages.common import Message, new_instance
 from shared.messages.frontend import FROM_SCHEDULER, Delta, Failed, FromScheduler, Status, Tokens, Welcome
-from shared.messages.scheduler import Ack, Cancel, FrontendHello, FrontendPing, StoppedAt, Submit
+from shared.messages.scheduler import Ack, Cancel, FrontendHello, FrontendPing, Safe, StoppedAt, Submit
 from shared.metrics import LATENCY_BOUNDS, TOKEN_BOUNDS
 
 TICK_S = 0.25
@@ -194,8 +194,9 @@ class SchedulerLink:
             case Status():
                 self.status, self.status_at = message, self._loop.time()
             case Tokens():
-                for delta in message.deltas:
-                    self._deliver(delta)
+                safe = tuple(one for delta in message.deltas if (one := self._deliver(delta)) is not None)
+                if safe:
+                    self._send(Ack(instance=self.instance, safe=safe))
             case Failed():
                 flight = self._leave(message.request)
                 if flight is not None:
@@ -227,10 +228,11 @@ class SchedulerLink:
             log.info("request.sent_again", request=request)
             self._send(message)
 
-    def _deliver(self, delta: Delta) -> None:
+    def _deliver(self, delta: Delta) -> Safe | None:
+        """Hands tokens on; what stands of them."""
         flight = self.flights.get(delta.request)
         if flight is None:
-            return  # over here already: stopped, cancelled or given up
+            return None  # over here already: stopped, cancelled or given up
         if delta.tokens:  # scores alone are told again by another scheduler, and taken once
             self._unanswered.pop(delta.request, None)
         before, now = flight.last_token, self._loop.time()
@@ -240,26 +242,27 @@ class SchedulerLink:
             log.error("delta.refused", request=delta.request, reason=str(error))
             flight.fail(RoundFailed("the scheduler sent tokens that do not fit this request"))
             self.release(flight)
-            return
+            return None
         if not delta.tokens:
-            return
+            return None
         if before is None:
             self.firsts.observe(now - flight.started)
         else:
             self.gaps.observe(now - before)
         generation = flight.generation
-        safe_upto = generation.count + generation.dropped
+        safe = None
         if generation.cut:
             stopped = StoppedAt(
                 instance=self.instance, request=delta.request, epoch=delta.epoch, visible=generation.count
             )
             self._send(stopped)
         else:
-            self._send(Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=safe_upto))
+            safe = Safe(request=delta.request, epoch=delta.epoch, upto=generation.count + generation.dropped)
         if generation.finish:
             self._leave(delta.request)
         if before is None:
             log.debug("request.first_token", request=delta.request, seconds=round(now - flight.started, 4))
+        return safe
 
     def fail_all(self, message: str) -> None:
         """Ends everything in flight with 503: the drain limit has passed."""

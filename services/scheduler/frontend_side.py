@@ -86,7 +86,7 @@ class FrontendSide:
     def receive(self, now: float, least: int = BURST, hurried: Callable[[], bool] = lambda: False) -> bool:
         """Takes waiting messages; True if some may be left, because the device is to be served first.
 
-        But `least` are taken in any case: as many as come back for what was delivered, and more, or nobody is heard.
+        But `least` are taken in any case: as many as come back for what was told, and more, or nobody is heard.
         """
         for taken in range(BURST):
             if taken >= least and hurried():
@@ -110,14 +110,15 @@ class FrontendSide:
         for peer in self._table.peers():
             self._send(peer, status)
 
-    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> None:
-        """One message a frontend for a completed round."""
+    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> int:
+        """One message a frontend for a completed round; how many were sent."""
         batches: dict[int, list[Delta]] = {}
         for delivery in deliveries:
             batches.setdefault(delivery.request.key.frontend, []).append(delivery.delta)
         for frontend, deltas in batches.items():
             message = Tokens(instance=self._instance, sequence=sequence, deltas=tuple(deltas))
             self._send_to(frontend, message)
+        return len(batches)
 
     def report(self) -> None:
         """Tells frontends of requests that failed, and logs preemptions."""
@@ -137,11 +138,12 @@ class FrontendSide:
             case Submit():
                 self._submit(message, now)
             case Ack():
-                request = self._acknowledged(message)
-                if request is not None:
-                    self._acknowledgements.advance(request, message.safe_upto)
+                for safe in message.safe:
+                    request = self._acknowledged(message.instance, safe.request, safe.epoch)
+                    if request is not None:
+                        self._acknowledgements.advance(request, safe.upto)
             case StoppedAt():
-                request = self._acknowledged(message)
+                request = self._acknowledged(message.instance, message.request, message.epoch)
                 if request is not None:
                     over = bool(request.finish)
                     self._acknowledgements.stopped(request, message.visible)
@@ -155,11 +157,11 @@ class FrontendSide:
             case FrontendPing():
                 self._send(peer, self._status())
 
-    def _acknowledged(self, message: Ack | StoppedAt) -> Request | None:
+    def _acknowledged(self, frontend: int, request: str, epoch: int) -> Request | None:
         """The request, if the acknowledgement is of this scheduler's time. An older epoch of the request will do."""
-        if message.epoch >> 32 != self._incarnation:
+        if epoch >> 32 != self._incarnation:
             return None
-        return self._roster.requests.get(RequestKey(message.instance, message.request))
+        return self._roster.requests.get(RequestKey(frontend, request))
 
     def _greet(self, peer: bytes, instance: int) -> None:
         for ended in self._table.greet(peer, instance):

@@ -28,12 +28,18 @@ class Submit(Message, frozen=True, kw_only=True):
     scored: bool = False
 
 
-class Ack(Message, frozen=True, kw_only=True):
-    """Tokens below `safe_upto` (a count of generated tokens) can no longer be cut off by a stop string."""
+class Safe(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens below `upto` (a count of generated tokens) can no longer be cut off by a stop string."""
 
     request: str
     epoch: int
-    safe_upto: int
+    upto: int
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """What stands of the requests that one `Tokens` told of."""
+
+    safe: tuple[Safe, ...]
 
 
 class StoppedAt(Message, frozen=True, kw_only=True):

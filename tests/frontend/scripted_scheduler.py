@@ -23,6 +23,7 @@ from shared.messages.scheduler import (
     FromFrontend,
     FrontendHello,
     FrontendPing,
+    Safe,
     StoppedAt,
     Submit,
 )
@@ -126,6 +127,14 @@ class ScriptedScheduler:
         deadline = time.monotonic() + timeout
         while len(found := self.of(kind, request)) < count:
             assert time.monotonic() < deadline, f"no {kind.__name__} within {timeout} s"
+            time.sleep(0.005)
+        return found
+
+    def safe(self, request: str, count: int) -> list[Safe]:
+        """Waits until so many acknowledgements of a request have come, and returns all."""
+        deadline = time.monotonic() + SOON_S
+        while len(found := [one for ack in self.of(Ack) for one in ack.safe if one.request == request]) < count:
+            assert time.monotonic() < deadline, f"{len(found)} acknowledgements within {SOON_S} s"
             time.sleep(0.005)
         return found
 

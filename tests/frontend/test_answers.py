@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages.scheduler import Ack, StoppedAt, Submit
+from shared.messages.scheduler import StoppedAt, Submit
 from tests.frontend.client import COMPLETIONS, PATH, Answer
 from tests.frontend.conftest import Deployment
 from tests.frontend.scripted_scheduler import EPOCH, Script
@@ -111,8 +111,8 @@ def test_acknowledgements(served: Deployment) -> None:
     served.scheduler.script = Script(tuple(b"abcdeX!"), (3,))
     served.chat.whole(stop="X!x", max_tokens=7)
     [submit] = served.scheduler.of(Submit)
-    acks = served.scheduler.wait_for(Ack, 3, request=submit.request)
-    assert [(ack.epoch, ack.safe_upto) for ack in acks] == [(EPOCH, 3), (EPOCH, 6), (EPOCH, 7)]
+    safe = served.scheduler.safe(submit.request, 3)
+    assert [(one.epoch, one.upto) for one in safe] == [(EPOCH, 3), (EPOCH, 6), (EPOCH, 7)]
     assert served.scheduler.of(StoppedAt, submit.request) == []
 
 

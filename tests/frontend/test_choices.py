@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from services.frontend.flight import Flight
-from shared.messages.scheduler import Cancel, Submit
+from shared.messages.frontend import Delta, Tokens
+from shared.messages.scheduler import Ack, Cancel, Submit
 from tests.frontend.client import COMPLETIONS, PATH
 from tests.frontend.conftest import Deployment
-from tests.frontend.scripted_scheduler import SOON_S, Script
+from tests.frontend.scripted_scheduler import EPOCH, SOON_S, Script
 from tests.frontend.small_core import END
 
 both_endpoints = pytest.mark.parametrize("path", [PATH, COMPLETIONS])
@@ -54,6 +55,24 @@ def test_choices_are_told_apart(served: Deployment, path: str) -> None:
     assert drafts["num_accepted_draft_tokens"] == 3 + 3 + 0 + 4 * 1 + 0
     assert sum(drafts["acceptance_histogram"]) == drafts["num_spec_steps"]
     assert drafts["acceptance_histogram_by_draft_length"] == {"7": drafts["acceptance_histogram"]}
+
+
+def test_what_one_message_told_one_message_acknowledges(served: Deployment) -> None:
+    """A scheduler with many requests would hear of nothing else between two rounds."""
+    served.scheduler.script = SILENT
+    with served.chat.streaming(n=3, max_tokens=2) as events:
+        names = [submit.request for submit in served.scheduler.wait_for(Submit, 3)]
+        deltas = tuple(
+            Delta(request=name, epoch=EPOCH, start=0, tokens=tuple(b"no"), sources=(0, 0), finish="length")
+            for name in names
+        )
+        served.scheduler.send_raw(Tokens(instance=served.scheduler.instance, sequence=0, deltas=deltas))
+        *_, answer = events
+    assert answer.texts == ["no"] * 3
+    [ack] = served.scheduler.wait_for(Ack)
+    assert [(one.request, one.epoch, one.upto) for one in ack.safe] == [(name, EPOCH, 2) for name in names]
+    for name in names:
+        served.scheduler.fail(name, "round_failed")  # its script knows nothing of what was told above
 
 
 @both_endpoints

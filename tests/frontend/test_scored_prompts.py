@@ -12,7 +12,7 @@ from services.frontend.generation import ScoredPrompt
 from shared.manifest import encode
 from shared.messages.common import TokenLogprobs
 from shared.messages.frontend import Delta
-from shared.messages.scheduler import Ack, Submit
+from shared.messages.scheduler import Submit
 from tests.frontend.conftest import Deployment, deploy
 from tests.frontend.scripted_scheduler import Script
 from tests.frontend.small_core import END, START, make_manifest, write_core
@@ -65,7 +65,7 @@ def test_no_tokens_give_the_prompt_alone(served: Deployment) -> None:
     assert (answer.usage["prompt_tokens"], answer.usage["completion_tokens"]) == (3, 0)
     assert {submit.max_tokens for submit in served.scheduler.of(Submit)} == {1}
     for submit in served.scheduler.of(Submit):
-        assert served.scheduler.wait_for(Ack, request=submit.request, count=1)[-1].safe_upto == 1
+        assert served.scheduler.safe(submit.request, 1)[-1].upto == 1
     plain = served.completions.both(prompt="abc", echo=True, max_tokens=0)
     assert (plain.text, plain.entries) == ("abc", [])
 

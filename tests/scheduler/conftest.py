@@ -19,7 +19,7 @@ from shared.channel import Client, RunDirectory
 from shared.manifest import Manifest
 from shared.messages.common import Message, Sampling, new_instance
 from shared.messages.frontend import FROM_SCHEDULER, Delta, Failed, FromScheduler, Status, Tokens, Welcome
-from shared.messages.scheduler import Ack, Cancel, FrontendHello, StoppedAt, Submit
+from shared.messages.scheduler import Ack, Cancel, FrontendHello, Safe, StoppedAt, Submit
 from tests.scheduler.cores import write_core
 from tests.scheduler.device import NextToken
 from tests.scheduler.scripted_worker import ScriptedWorker
@@ -89,10 +89,11 @@ class BareFrontend:
                 case Failed():
                     self.failed[message.request] = message
                 case Tokens():
-                    for delta in message.deltas:
-                        self._deliver(delta)
+                    safe = tuple(self._deliver(delta) for delta in message.deltas)
+                    if self.acknowledges:
+                        self.send(Ack(instance=self.instance, safe=safe))
 
-    def _deliver(self, delta: Delta) -> None:
+    def _deliver(self, delta: Delta) -> Safe:
         self.deltas.append(delta)
         got = self.output.setdefault(delta.request, [])
         assert delta.start == len(got)
@@ -101,8 +102,7 @@ class BareFrontend:
         got.extend(delta.tokens)
         if delta.finish:
             self.finished[delta.request] = delta.finish
-        if self.acknowledges:
-            self.send(Ack(instance=self.instance, request=delta.request, epoch=delta.epoch, safe_upto=len(got)))
+        return Safe(request=delta.request, epoch=delta.epoch, upto=len(got))
 
     def close(self) -> None:
         self.client.close()

@@ -13,7 +13,17 @@ from structlog.testing import capture_logs
 from shared.channel import RunDirectory
 from shared.frames import FRAMES
 from shared.messages.common import Sampling, new_instance
-from shared.messages.scheduler import Ack, Attached, Cancel, RoundDone, StoppedAt, Submit, WorkerBeat, WorkerFault
+from shared.messages.scheduler import (
+    Ack,
+    Attached,
+    Cancel,
+    RoundDone,
+    Safe,
+    StoppedAt,
+    Submit,
+    WorkerBeat,
+    WorkerFault,
+)
 from tests.scheduler.conftest import PATIENCE_S, Serve, Served
 from tests.scheduler.cores import manifest, mixing, output
 
@@ -125,8 +135,9 @@ def test_messages_of_another_instance_are_ignored(serve: Serve) -> None:
     worker.say(WorkerFault(instance=other, code="internal_error", message="not mine"))
     frontend.send(Cancel(instance=other, request="a"))
     frontend.send(StoppedAt(instance=frontend.instance, request="a", epoch=1, visible=1))
-    frontend.send(Ack(instance=frontend.instance, request="a", epoch=frontend.deltas[-1].epoch, safe_upto=10**12))
-    frontend.send(Ack(instance=frontend.instance, request="a", epoch=frontend.deltas[-1].epoch, safe_upto=-5))
+    for upto in (10**12, -5):
+        safe = Safe(request="a", epoch=frontend.deltas[-1].epoch, upto=upto)
+        frontend.send(Ack(instance=frontend.instance, safe=(safe,)))
     frontend.wait_over("a")
     assert frontend.output["a"] == output(mixing, [20] * 30, 100)
     assert served.tallies.stale_records == 1

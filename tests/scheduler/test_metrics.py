@@ -12,7 +12,7 @@ from services.scheduler.survival import Kind, Outcome
 from services.scheduler.tallies import Tallies
 from shared import metrics
 from shared.frames import Source
-from shared.messages.scheduler import Ack
+from shared.messages.scheduler import Ack, Safe
 from tests.scheduler.conftest import Serve, Served
 from tests.scheduler.cores import cycling, manifest, mixing
 
@@ -116,7 +116,8 @@ def test_only_acknowledged_tokens_count(serve: Serve) -> None:
     assert samples[metrics.PROMPT_TOKENS + "_total", ()] == 30
     assert samples[metrics.GENERATION_TOKENS + "_total", ()] == 0
     assert samples[metrics.UNACKNOWLEDGED, ()] == 9
-    frontend.send(Ack(instance=frontend.instance, request="a", epoch=frontend.deltas[-1].epoch, safe_upto=9))
+    safe = Safe(request="a", epoch=frontend.deltas[-1].epoch, upto=9)
+    frontend.send(Ack(instance=frontend.instance, safe=(safe,)))
     frontend.wait(lambda: scrape(served)[metrics.GENERATION_TOKENS + "_total", ()] == 9)
     assert scrape(served)[metrics.UNACKNOWLEDGED, ()] == 0
     assert scrape(served)[metrics.HISTORY_TOKENS, ()] == 9

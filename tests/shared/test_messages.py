@@ -19,8 +19,8 @@ GOLDEN: list[tuple[Message, str]] = [
         "712f30",
     ),
     (
-        scheduler.Ack(instance=1, request="r", epoch=2, safe_upto=3),
-        "85a474797065a341636ba8696e7374616e636501a772657175657374a172a565706f636802a9736166655f7570746f03",
+        scheduler.Ack(instance=1, safe=(scheduler.Safe(request="r", epoch=2, upto=3),)),
+        "83a474797065a341636ba8696e7374616e636501a4736166659183a772657175657374a172a565706f636802a47570746f03",
     ),
     (
         scheduler.StoppedAt(instance=1, request="r", epoch=2, visible=3),
