@@ -27,8 +27,10 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] if ord(c) != 127 else "\\u007f" for c in text)
 
 
-def _shortened(event: Mapping[str, Any]) -> dict[str, Any]:
+def _shortened(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """With its floats in as many digits as are measured: 0.04, and not 0.039999999999999994."""
+    if float not in map(type, event.values()):
+        return event
     return {name: float(f"{value:.6g}") if type(value) is float else value for name, value in event.items()}
 
 

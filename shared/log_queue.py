@@ -1,7 +1,9 @@
 """Between a service and its log: a bounded queue, and the thread that empties it. Imported by every process.
 
 Whoever logs only queues, and never waits for a disk or a terminal. The thread collects for a moment, then goes in small
-slices, so that a loop that wakes up meanwhile soon has the interpreter. What finds the queue full is counted and lost.
+slices, so that a loop that wakes up meanwhile soon has the interpreter. A loop that turns without sleep, and would have
+to be made to let go of it, makes lines itself while it has nothing else to do. What finds the queue full is counted and
+lost.
 """
 
 from __future__ import annotations
@@ -14,9 +16,16 @@ from typing import Any, NamedTuple, Protocol
 
 COLLECT_S = 0.05
 """How long lines are collected; so a process that is killed loses the last 0.05 s, and a slice or two."""
-SLICE = 16
-"""Lines made and written in one go, some 50 us on a quiet core."""
-TURN_S = 0.0002
+SLICE_NS = 40_000
+"""For so long lines are made before they are written and others get the interpreter, which they cannot have meanwhile:
+short rounds of a GPU leave 0.15 ms between the end of one and the launch of the next but one (docs/adr/0013)."""
+IDLE_NS = 10_000
+"""The same of a loop that has nothing else to do, and looks for it again in between."""
+TURN_S = 0.0001
+WRITTEN = 256
+"""Most lines that are written at once."""
+MOST_UNWRITTEN = 2_000
+"""Most lines that a loop makes ahead of a disk."""
 """A pause between slices: who wants the interpreter gets it then, and not after the switch interval."""
 MOST = 10_000
 MOST_DEBUG = 1_000
@@ -63,6 +72,12 @@ class LogQueue:
         self._waiting = 0
         self._lock = threading.Lock()
         self._awaited: threading.Event | None = None
+        self._turn = threading.Lock()
+        """Held while lines are made."""
+        self._making: Iterator[Any] | None = None
+        """What is left of the entry whose lines are being made."""
+        self._lines: list[Any] = []
+        """Lines that are made and not written."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -76,6 +91,16 @@ class LogQueue:
             self._filled.set()
         if urgent:
             self._urgent.set()
+
+    def idle(self) -> None:
+        """Makes a few lines in the calling thread, if there are any, and writes none: a disk is never waited for."""
+        if not (self._queue or self._making) or len(self._lines) >= MOST_UNWRITTEN:
+            return
+        if self._turn.acquire(blocking=False):
+            try:
+                self._make(IDLE_NS)
+            finally:
+                self._turn.release()
 
     def flush(self, seconds: float) -> bool:
         """Waits until all that was queued is written, at most `seconds`; True if it is.
@@ -107,7 +132,7 @@ class LogQueue:
             self._lost += lines
 
     def _run(self) -> None:
-        while not self._ending or self._queue:
+        while not self._ending or self._queue or self._lines:
             self._filled.wait()
             self._urgent.wait(COLLECT_S)
             self._urgent.clear()
@@ -119,22 +144,44 @@ class LogQueue:
                 self._writer.lost(lost)
 
     def _drain(self) -> None:
-        lines: list[Any] = []
-        while self._queue:
-            entry = self._queue.popleft()
-            if isinstance(entry, threading.Event):
-                self._writer.write(lines)
-                lines = []
-                entry.set()
-                continue
-            for line in self._made(entry):
-                lines.append(line)
-                if len(lines) >= SLICE:
-                    self._writer.write(lines)
-                    lines = []
-                    if not self._waiting:
-                        time.sleep(TURN_S)
-        self._writer.write(lines)
+        """Makes and writes lines until none are left."""
+        while True:
+            with self._turn:
+                self._make(SLICE_NS)
+                lines, self._lines = self._lines[:WRITTEN], self._lines[WRITTEN:]
+                flushed = self._flushed() if not self._lines else None
+                more = bool(self._lines or self._making or self._queue)
+            self._writer.write(lines)
+            if flushed is not None:
+                flushed.set()
+            if not more:
+                return
+            if not self._waiting:
+                time.sleep(TURN_S)
+
+    def _flushed(self) -> threading.Event | None:
+        """Who waits for what was queued until here, if that is all made."""
+        head = self._queue[0] if self._making is None and self._queue else None
+        if not isinstance(head, threading.Event):
+            return None
+        self._queue.popleft()
+        return head
+
+    def _make(self, nanoseconds: int) -> None:
+        """Makes lines for so long, but not beyond somebody who waits for what is queued before."""
+        end = time.perf_counter_ns() + nanoseconds
+        while True:
+            if self._making is None:
+                head = self._queue[0] if self._queue else None
+                if not isinstance(head, Entry):
+                    return
+                self._queue.popleft()
+                self._making = self._made(head)
+            for line in self._making:
+                self._lines.append(line)
+                if time.perf_counter_ns() >= end:
+                    return
+            self._making = None
 
     def _made(self, entry: Entry) -> Iterator[Any]:
         try:

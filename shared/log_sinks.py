@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TextIO
 
 from shared.log_config import LEVELS, LogConfig
@@ -30,7 +31,12 @@ class Line(NamedTuple):
 
 def _stamp(at: int) -> str:
     seconds, rest = divmod(at, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
+    return f"{_second(seconds)}.{rest // 1000:06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 class Terminal:

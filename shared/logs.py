@@ -21,7 +21,7 @@ from shared.log_queue import Entry, LogQueue
 from shared.log_sinks import Form, Sinks
 from shared.log_traces import trace
 
-__all__ = ["DebugLines", "LogConfig", "configure", "flush", "wants_debug"]
+__all__ = ["DebugLines", "LogConfig", "configure", "flush", "idle", "wants_debug"]
 
 Subject = TypeVar("Subject")
 FLUSH_S = 1.0
@@ -126,6 +126,12 @@ def flush() -> None:
     """Waits until everything that was logged is written, for a moment at most. Before `os._exit`, and at exit."""
     if _current is not None:
         _current.queue.flush(FLUSH_S)
+
+
+def idle() -> None:
+    """Makes a few of the lines that wait. For a loop that turns without sleep, each time it finds nothing to do."""
+    if _current is not None:
+        _current.queue.idle()
 
 
 def wants_debug() -> bool:

@@ -10,7 +10,6 @@ service, and only some of its rounds are looked at.
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from compose.bench.opened import opened
 from services.worker.config import WorkerConfig
+from services.worker.devices.opened import opened_once
 from services.worker.devices.recorder import emitted
 from services.worker.preparation import Frames, create_frames, prepare
 from services.worker.recording import UNKNOWN, RecordedRound, rounds_of, worker_of
@@ -99,8 +98,9 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
             raise ContractBreach("a prepared device has frames")
         # First, so that the clocks of a card that has been idle are up.
         copied = bandwidth(WARM_S)
-        with opened(made.region.handle) if made.region is not None else nullcontext():
-            replayed = _queued(catalog, made, frames, rounds)
+        if made.region is not None:
+            opened_once(made.region.handle)
+        replayed = _queued(catalog, made, frames, rounds)
         nodes = dict(zip(catalog.order, made.nodes, strict=True))
         return Floor(tuple(replayed), tuple(nodes[i] for i in range(len(nodes))), copied, torch.cuda.get_device_name())
     finally:

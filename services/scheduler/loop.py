@@ -19,6 +19,7 @@ from services.scheduler.opening import Opened
 from services.scheduler.progress import Progress
 from services.scheduler.tallies import Gauges, Tallies
 from services.scheduler.timing import Timing
+from shared import logs
 from shared.channel import RunDirectory, Server
 from shared.errors import Unavailable
 from shared.messages.scheduler import FROM_FRONTEND, FROM_WORKER, FromFrontend, FromWorker
@@ -131,6 +132,7 @@ class Loop:
         while self._device.hurried and self._clock() < until:
             if self._device.waiting or self._frontends.waiting:
                 return True
+            logs.idle()
         return False
 
     def _step(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+import structlog
 import torch
 
 from recipes.declaration import LoadConfig
@@ -14,6 +15,7 @@ from services.worker.arena import prepare_bill
 from services.worker.config import WorkerConfig
 from services.worker.devices.catalog import DeviceCatalog
 from services.worker.devices.cuda import CudaFrames
+from services.worker.devices.opened import opened_region
 from services.worker.devices.readiness import Compilations, Readiness
 from services.worker.devices.recorder import Recorder
 from services.worker.devices.tables import CudaTables
@@ -22,7 +24,8 @@ from services.worker.recording import Recording
 from services.worker.rows import Tables
 from shared.byte_sizes import bytes_of
 from shared.cuda_driver import bind
-from shared.errors import ManifestError
+from shared.cuda_regions import CudaRegion
+from shared.errors import ManifestError, RegionError
 from shared.manifest import Manifest
 
 
@@ -51,6 +54,7 @@ class CudaPreparation:
         self._tables = CudaTables(tables, bind())
         self.device_uuid = bind().device_uuid
         self.frames: CudaFrames | None = None
+        self._opened: CudaRegion | None = None
 
     def prepare(self) -> DeviceCatalog:
         """A warmed, captured and frozen catalog. Raises `MemoryRefused`, `ManifestError` or `CheckpointError`."""
@@ -76,10 +80,20 @@ class CudaPreparation:
             torch.cuda.empty_cache()  # what the graphs take is in their own pool
         with ready.phase("capture"):
             catalog.capture()
+        if mirror is not None:
+            with ready.phase("opened"):
+                self._be_opened()
         gc.collect()
         gc.freeze()
         ready.report(bill.total, graphs=len(manifest.graphs), nodes=sum(self.frames.nodes))
         return catalog
+
+    def _be_opened(self) -> None:
+        """Rounds are faster once another process has opened memory of this one; without that they are right too."""
+        try:
+            self._opened = opened_region()
+        except RegionError as error:
+            structlog.get_logger().warning("worker.not_opened", reason=str(error))
 
     def _load_config(self) -> LoadConfig:
         geometry = self._manifest.geometry
@@ -102,6 +116,7 @@ class CudaPreparation:
 
     def close(self) -> None:
         """Gives the frames and tables back; not while a round may run."""
-        if self.frames is not None:
-            self.frames.close()
+        for held in (self.frames, self._opened):
+            if held is not None:
+                held.close()
         self._tables.close()
