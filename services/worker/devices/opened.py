@@ -1,8 +1,8 @@
 """Memory of this process that another process has opened, as a scheduler opens completion frames in device memory.
 
-If that happens after capture, a card replays whole rounds of this process faster, SmolLM2's by 0.04 ms of 0.44, and goes
-on so when the other has ended; nobody knows why (docs/log.md). Frames in host memory are opened by nobody, so a worker
-that has them lets a child of its own do it once. `python -m services.worker.devices.opened HANDLE` is that child.
+If that happens after capture, a card replays whole rounds of this process faster, SmolLM2's by 0.04 ms of 0.44, and
+goes on so when the other has ended; nobody knows why (docs/log.md). Frames in host memory are opened by nobody, so a
+worker that has them lets a child of its own do it once: `python -m services.worker.devices.opened HANDLE`.
 """
 
 from __future__ import annotations
