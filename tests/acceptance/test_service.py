@@ -11,7 +11,7 @@ import pytest
 
 from shared import metrics
 from tests.fixtures.harness import Server, wait_until
-from tests.system.scrapes import scrape
+from tests.system.scrapes import Scrape, scrape
 
 SOURCES = ("learned", "history", "prompt")
 QUESTIONS = ("hgfedcba", "what next?", "b")
@@ -43,6 +43,18 @@ def by_source(answer: dict[str, Any]) -> Counter[tuple[str, str]]:
     return found
 
 
+def settled(server: Server) -> Scrape:
+    """What the scheduler has counted once every answer is acknowledged, which the client does not wait for."""
+
+    def over() -> bool:
+        found.append(scrape(server, "scheduler"))
+        return found[-1].total(metrics.UNACKNOWLEDGED) == found[-1].total(metrics.REQUESTS_RUNNING) == 0
+
+    found: list[Scrape] = []
+    wait_until(over, 20, "everything is acknowledged")
+    return found[-1]
+
+
 def test_every_source_is_offered_and_accepted_beside_the_others(answers: list[dict[str, Any]]) -> None:
     """ "augments Qwen's learned MTP proposals with continuations from shared decoded history"."""
     total = sum((by_source(answer) for answer in answers), Counter[tuple[str, str]]())
@@ -57,13 +69,13 @@ def test_what_answers_tell_by_source_is_what_the_scheduler_counts(
     server: Server, answers: list[dict[str, Any]]
 ) -> None:
     """ "condition acceptance on draft depth, proposal source": sums over answers, requests and metrics agree."""
-    before = scrape(server, "scheduler")
+    before = settled(server)
     more = [server.chat(question, max_tokens=40) for question in QUESTIONS]
     told = sum((by_source(answer) for answer in more), Counter[tuple[str, str]]())
     drafts = [answer["metrics"]["speculative_decoding"] for answer in more]
     assert sum(found["num_draft_tokens"] for found in drafts) == sum(told["offered", name] for name in SOURCES)
     assert sum(found["num_accepted_draft_tokens"] for found in drafts) == sum(told["accepted", s] for s in SOURCES)
-    after = scrape(server, "scheduler")
+    after = settled(server)
     for kind, name in (("offered", metrics.OFFERED_BY_SOURCE), ("accepted", metrics.ACCEPTED_BY_SOURCE)):
         for source in SOURCES:
             counted = after.total(name, source=source) - before.total(name, source=source)

@@ -16,7 +16,7 @@ import orjson
 
 from tests.frontend.client import Chat
 from tests.frontend.conftest import wait_ready
-from tests.frontend.scripted_scheduler import ScriptedScheduler
+from tests.frontend.scripted_scheduler import SOON_S, ScriptedScheduler
 
 MAIN = """
 import sys
@@ -44,7 +44,7 @@ class Child:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(8)
+        return self.process.wait(SOON_S)
 
 
 def spawn(core: Path, run_dir: Path, log: Path, *, port: int = 0, drain: float = 5.0) -> subprocess.Popen[bytes]:
@@ -55,7 +55,7 @@ def spawn(core: Path, run_dir: Path, log: Path, *, port: int = 0, drain: float =
 
 
 def address(run_dir: Path, process: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + SOON_S
     while True:
         try:
             found = orjson.loads((run_dir / "frontend.json").read_bytes())
@@ -81,3 +81,12 @@ def deployed(core: tuple[Path, str], tmp_path: Path, drain: float = 5.0) -> Iter
         process.kill()
         process.wait()
         scheduler.close()
+
+
+def unready(child: Child) -> str:
+    """Waits until the frontend says that it is not ready, and returns why; each look is a connection of its own."""
+    deadline = time.monotonic() + SOON_S
+    while (response := httpx.get(f"{child.chat.client.base_url}/ready")).status_code != 503:
+        assert time.monotonic() < deadline, "it stayed ready"
+        time.sleep(0.02)
+    return str(response.json()["reason"])

@@ -18,7 +18,7 @@ from services.frontend.link import SchedulerLink
 from services.frontend.service import run
 from shared.messages.frontend import FromScheduler
 from shared.messages.scheduler import Cancel
-from tests.frontend.child import address, deployed, spawn
+from tests.frontend.child import address, deployed, spawn, unready
 from tests.frontend.client import MESSAGES, Answer
 from tests.frontend.scripted_scheduler import SOON_S, STUCK, Script, ScriptedScheduler
 from tests.frontend.small_core import END
@@ -26,18 +26,16 @@ from tests.frontend.small_core import END
 
 def test_drain_lets_streams_finish(core: tuple[Path, str], tmp_path: Path) -> None:
     with deployed(core, tmp_path) as child:
-        child.scheduler.script = Script((*b"hello" * 10, END), (1,), pause_s=0.02)
+        child.scheduler.script = Script((*b"hello" * 40, END), (1,), pause_s=0.02)
         with child.chat.streaming() as events:
             answer = next(events)
             child.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-            response = httpx.get(f"{child.chat.client.base_url}/ready")
-            assert (response.status_code, response.json()["reason"]) == (503, "the server is shutting down")
+            assert unready(child) == "the server is shutting down"
             refused = httpx.post(f"{child.chat.client.base_url}/v1/chat/completions", json={"messages": MESSAGES})
             assert refused.status_code == 503
             for _ in events:
                 pass
-        assert (answer.text, answer.done, answer.error) == ("hello" * 10, True, None)
+        assert (answer.text, answer.done, answer.error) == ("hello" * 40, True, None)
         assert child.process.wait(SOON_S) == 0
         assert not (child.run_dir / "frontend.json").exists()
 
@@ -52,7 +50,7 @@ def test_drain_limit_and_second_signal(core: tuple[Path, str], tmp_path: Path, s
             told = time.monotonic()
             child.process.send_signal(signal.SIGTERM)
             if second:
-                time.sleep(0.2)
+                unready(child)  # it has taken the first
                 child.process.send_signal(signal.SIGTERM)
             for _ in events:
                 pass
@@ -90,7 +88,7 @@ def test_the_port_is_bound_before_anything_is_loaded(core: tuple[Path, str], tmp
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/ready").status_code == 503
         other = spawn(core[0], tmp_path / "other", tmp_path / "other.log", port=port)
-        assert other.wait(8) == 1
+        assert other.wait(SOON_S) == 1
         assert "cannot listen" in (tmp_path / "other.log").read_text()
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(SOON_S) == 0
@@ -101,7 +99,7 @@ def test_the_port_is_bound_before_anything_is_loaded(core: tuple[Path, str], tmp
 
 def test_a_folder_that_is_no_core(tmp_path: Path) -> None:
     process = spawn(tmp_path / "nothing", tmp_path / "run", tmp_path / "log")
-    assert process.wait(8) == 1
+    assert process.wait(SOON_S) == 1
     assert "is not a core" in (tmp_path / "log").read_text()
     assert not (tmp_path / "run" / "frontend.json").exists()
 

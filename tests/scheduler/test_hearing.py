@@ -33,7 +33,7 @@ def test_a_device_that_is_always_due_leaves_frontends_their_turn(tmp_path: Path)
         client.send(FrontendHello(instance=new_instance()))
     while not waits(server.socket):
         assert time.monotonic() < deadline
-    time.sleep(0.05)
+    time.sleep(0.5)
     assert side.receive(0.0, 3, lambda: True)
     left = 0
     while server.receive() is not None:
