@@ -62,6 +62,9 @@ class Worker:
         self._launch = self._device.launch
         self._rounds = RoundLog(self._manifest)
         self._scheduler = 0
+        self._attempt = 0
+        self._emptied = False
+        """Whether the slots are empty for that scheduler's last `Attach`: from then on it may ask for rounds."""
         self._sequence = 0
         self._connected: list[bool] = []
         """The polling thread's connection, and the launch thread's line if it has one."""
@@ -147,7 +150,9 @@ class Worker:
             return "the worker is loading"
         if self._signals:
             return "the worker is draining"
-        return "" if self._scheduler else "no scheduler is attached"
+        if not self._scheduler:
+            return "no scheduler is attached"
+        return "" if self._emptied else "the slots are being emptied for a scheduler"
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
@@ -224,7 +229,7 @@ class Worker:
 
     def _on_message(self, message: ToWorker) -> None:
         if isinstance(message, Attach):
-            self._scheduler = message.instance
+            self._scheduler, self._attempt, self._emptied = message.instance, message.attempt, False
             self._launch.submit(Reset(message.instance, message.attempt))
         elif message.instance != self._scheduler:
             self._meters.stale_messages += 1
@@ -250,7 +255,7 @@ class Worker:
                 )
                 self._send(client, done)
             elif outcome.scheduler == self._scheduler:
-                self._sequence = outcome.sequence
+                self._sequence, self._emptied = outcome.sequence, outcome.attempt == self._attempt
                 self._log.info("worker.attached", scheduler=outcome.scheduler, sequence=outcome.sequence)
                 if not self._launch.speaks:
                     attached = Attached(

@@ -18,6 +18,7 @@ import services.worker.service as worker_service
 from compose.bench.forced_drafter import SAID, ForcedDrafter
 from recipes.components.device_drafter import DeviceDrafter, DeviceDrafts, DeviceTask
 from services.worker.config import WorkerConfig
+from services.worker.devices.catalog import DeviceCatalog
 from services.worker.devices.choice import CpuDevice
 from services.worker.preparation import Frames
 from services.worker.replay import Outcome
@@ -167,6 +168,28 @@ def test_a_worker_outlives_its_scheduler(serve: Serve, start: Start, tmp_path: P
         assert len(running.outcomes) == 2
     finally:
         second.close()
+
+
+def test_a_worker_is_ready_once_its_slots_are_empty(
+    serve: Serve, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, let = threading.Event(), threading.Event()
+    reset = DeviceCatalog.reset
+
+    def slow(catalog: DeviceCatalog) -> None:
+        begun.set()
+        assert let.wait(20)
+        reset(catalog)
+
+    monkeypatch.setattr(DeviceCatalog, "reset", slow)
+    served = serve(core(), draft_tokens=0)
+    running = start(served)
+    assert begun.wait(20)
+    assert running._worker is not None
+    assert running._worker._unready() == "the slots are being emptied for a scheduler"
+    let.set()
+    answers(served, 1, "a")
+    assert running._worker._unready() == ""
 
 
 def test_a_bench_can_force_how_many_learned_drafts_survive(serve: Serve, start: Start) -> None:

@@ -107,6 +107,7 @@ def test_a_stopped_worker_does_not_answer_and_comes_back(watched: Server) -> Non
 
 
 def test_a_killed_scheduler_is_told_by_both_of_its_neighbours(watched: Server) -> None:
+    watched.wait_ready(PATIENCE_S)  # it may be the only test that was asked for
     watched.kill("scheduler")
     wait_until(lambda: ask(watched, "frontend", "/ready")[0] == 503, 5, "the frontend is not ready")
     wait_until(lambda: ask(watched, "worker", "/ready") == (503, "no scheduler is attached"), 5, "nor is the worker")
