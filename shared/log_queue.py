@@ -19,14 +19,16 @@ COLLECT_S = 0.05
 SLICE_NS = 40_000
 """For so long lines are made before they are written and others get the interpreter, which they cannot have meanwhile:
 short rounds of a GPU leave 0.15 ms between the end of one and the launch of the next but one (docs/adr/0013)."""
+BACKLOG, BACKLOG_NS = 250, 200_000
+"""With so many entries queued a slice is longer, or a loop that never lets go of the interpreter costs lines."""
 IDLE_NS = 10_000
 """The same of a loop that has nothing else to do, and looks for it again in between."""
 TURN_S = 0.0001
+"""A pause between slices: who wants the interpreter gets it then, and not after the switch interval."""
 WRITTEN = 256
 """Most lines that are written at once."""
 MOST_UNWRITTEN = 2_000
 """Most lines that a loop makes ahead of a disk."""
-"""A pause between slices: who wants the interpreter gets it then, and not after the switch interval."""
 MOST = 10_000
 MOST_DEBUG = 1_000
 """Debug entries stop earlier, so that they keep nothing else out. An entry may be a round of many lanes."""
@@ -44,10 +46,10 @@ class Entry(NamedTuple):
 
 
 class Writer(Protocol):
-    """What the thread calls, and nobody else."""
+    """What the thread calls, and nobody else but for `made`."""
 
     def made(self, entry: Entry) -> Iterator[Any]:
-        """The lines of an entry."""
+        """The lines of an entry. Also called by a loop that turns, at the same time."""
         ...
 
     def write(self, lines: list[Any]) -> None:
@@ -147,7 +149,7 @@ class LogQueue:
         """Makes and writes lines until none are left."""
         while True:
             with self._turn:
-                self._make(SLICE_NS)
+                self._make(SLICE_NS if len(self._queue) < BACKLOG else BACKLOG_NS)
                 lines, self._lines = self._lines[:WRITTEN], self._lines[WRITTEN:]
                 flushed = self._flushed() if not self._lines else None
                 more = bool(self._lines or self._making or self._queue)
@@ -182,6 +184,8 @@ class LogQueue:
                 if time.perf_counter_ns() >= end:
                     return
             self._making = None
+            if time.perf_counter_ns() >= end:
+                return  # entries may have no lines
 
     def _made(self, entry: Entry) -> Iterator[Any]:
         try:

@@ -1,4 +1,6 @@
-"""Where log lines end up: a file, a file for debug lines, and stderr. Used by the log's thread alone. Every process.
+"""Where log lines end up: a file, a file for debug lines, and stderr. Every process. Only the log's thread writes.
+
+Lines are also made by a loop that turns, maybe at the same time, so nothing here changes when one is made.
 
 Debug lines have a file of their own, with its own rotation: however many there are, they push nothing else out.
 """

@@ -142,7 +142,8 @@ def wants_debug() -> bool:
 class DebugLines(Generic[Subject]):
     """Debug lines of one event, several at a time, for a loop that has no time: it only hands over what they are about.
 
-    `describe` makes the values of each line later, in the log's thread, from a subject that changes no more.
+    `describe` makes the values of each line later, in the log's thread or in a loop that has nothing else to do, from a
+    subject that changes no more.
     """
 
     def __init__(self, event: str, describe: Callable[[Subject], Iterable[Mapping[str, Any]]]) -> None:

@@ -86,7 +86,8 @@ class FrontendSide:
     def receive(self, now: float, least: int = BURST, hurried: Callable[[], bool] = lambda: False) -> bool:
         """Takes waiting messages; True if some may be left, because the device is to be served first.
 
-        But `least` are taken in any case: as many as come back for what was told, and more, or nobody is heard.
+        But `least` are taken in any case: as many as may come back for what was told (each request may have met a stop
+        string), and more, or nobody is heard.
         """
         for taken in range(BURST):
             if taken >= least and hurried():
@@ -110,15 +111,14 @@ class FrontendSide:
         for peer in self._table.peers():
             self._send(peer, status)
 
-    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> int:
-        """One message a frontend for a completed round; how many were sent."""
+    def deliver(self, sequence: int, deliveries: Iterable[Delivery]) -> None:
+        """One message a frontend for a completed round."""
         batches: dict[int, list[Delta]] = {}
         for delivery in deliveries:
             batches.setdefault(delivery.request.key.frontend, []).append(delivery.delta)
         for frontend, deltas in batches.items():
             message = Tokens(instance=self._instance, sequence=sequence, deltas=tuple(deltas))
             self._send_to(frontend, message)
-        return len(batches)
 
     def report(self) -> None:
         """Tells frontends of requests that failed, and logs preemptions."""

@@ -27,7 +27,7 @@ from shared.pulse import PULSE
 
 TICK_S = 0.1
 HEARD = 8
-"""Messages of frontends that a turn takes beyond an answer to each that it told something, however short rounds are."""
+"""Messages of frontends that a turn takes beyond one for each request that it told of, however short rounds are."""
 TURNING_S = 0.003
 """Longest that the loop turns without sleep: two short rounds. docs/operations.md says what that costs."""
 STATUS_S = 1.0
@@ -141,11 +141,13 @@ class Loop:
         PULSE.beat(now)
         rounds = self._device.receive(now)
         self._device.pump()
-        told = sum(self._frontends.deliver(completed.sequence, completed.deliveries) for completed in rounds)
+        for completed in rounds:
+            self._frontends.deliver(completed.sequence, completed.deliveries)
         self._timing.admissions(self._device.admitted, now)
         self._timing.rounds(rounds, now)
         self._progress.admissions(self._device.admitted, now)
         self._progress.rounds(rounds, now)
+        told = sum(len(completed.deliveries) for completed in rounds)
         more = self._frontends.receive(now, told + HEARD, lambda: self._device.waiting)
         self._device.pump()
         self._timing.admissions(self._device.admitted, now)

@@ -1,7 +1,8 @@
 """What the log tells of requests on their way: admitted, prefilled, each round, finished. Called by the loop.
 
 Counts, names and times since the request came, in seconds; never a token. The loop calls after the next round was
-queued and the tokens were sent, so that nobody waits for a line. Those of a round are made in the log's thread.
+queued and the tokens were sent, so that nobody waits for a line. Those of a round are made later, when nothing else is
+to be done.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Progress:
 
 
 def _told(completed: Round) -> Iterator[dict[str, Any]]:
-    """What a round did to each of its requests, from what no longer changes: runs in the log's thread."""
+    """What a round did to each of its requests, from what no longer changes: runs later."""
     for delivery in completed.deliveries:
         record = delivery.record
         yield {

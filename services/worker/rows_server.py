@@ -7,7 +7,6 @@ bytes, never tokens' text, and imports no torch. Run as `python -m services.work
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from services.worker.beside import end_with, prctl
 from services.worker.rows_cache import RowCache
 from services.worker.rows_reader import RowReader
 from shared.errors import FlareError
@@ -25,7 +25,7 @@ from shared.frames import Array
 from shared.mailbox import Answer, Mailbox, Tally, mailbox, mailbox_layout
 from shared.regions import RegionHandle, open_region
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_TIMERSLACK = 29
 PAUSE_S, LONG_PAUSE_S = 2e-5, 2e-3
 """Between two looks at the mailboxes, at least and at most."""
 PATIENCE = 64
@@ -120,9 +120,7 @@ def serve(desks: tuple[Desk, ...]) -> None:
 
 def _follow(parent: int) -> None:
     """Ends this process when its worker does: by the kernel, even while stopped, and by the end of its input."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
+    end_with(parent)
 
     def watch() -> None:
         while os.read(0, 1):
@@ -130,12 +128,6 @@ def _follow(parent: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
-
-
-def _prctl(option: int, value: int) -> None:
-    """Of this process, or of this thread alone. Raises `OSError`."""
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def _report(failure: str = "") -> None:
@@ -152,7 +144,7 @@ def main() -> int:
     try:
         share = order.cache_bytes // max(len(order.tables), 1)
         desks = tuple(Desk(table, share) for table in order.tables)
-        _prctl(_PR_SET_TIMERSLACK, SLACK_NS)
+        prctl(_PR_SET_TIMERSLACK, SLACK_NS)
         _report()
         serve(desks)
     except (FlareError, MemoryError) as error:

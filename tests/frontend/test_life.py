@@ -25,8 +25,8 @@ from tests.frontend.small_core import END
 
 
 def test_drain_lets_streams_finish(core: tuple[Path, str], tmp_path: Path) -> None:
-    with deployed(core, tmp_path) as child:
-        child.scheduler.script = Script((*b"hello" * 40, END), (1,), pause_s=0.02)
+    with deployed(core, tmp_path, drain=20.0) as child:
+        child.scheduler.script = Script((*b"hello" * 20, END), (1,), pause_s=0.02)
         with child.chat.streaming() as events:
             answer = next(events)
             child.process.send_signal(signal.SIGTERM)
@@ -35,7 +35,7 @@ def test_drain_lets_streams_finish(core: tuple[Path, str], tmp_path: Path) -> No
             assert refused.status_code == 503
             for _ in events:
                 pass
-        assert (answer.text, answer.done, answer.error) == ("hello" * 40, True, None)
+        assert (answer.text, answer.done, answer.error) == ("hello" * 20, True, None)
         assert child.process.wait(SOON_S) == 0
         assert not (child.run_dir / "frontend.json").exists()
 

@@ -31,6 +31,7 @@ class ScriptedWorker:
         next_token: NextToken,
         round_s: float = 0.0,
         rounds_in_flight: int = FRAMES,
+        device: str = "cpu",
     ) -> None:
         self.instance = new_instance()
         self.violation: Exception | None = None
@@ -42,7 +43,7 @@ class ScriptedWorker:
         self.hold = threading.Event()
         """While set, rounds are taken but not run."""
         self.most_queued = 0
-        self._in_flight = rounds_in_flight
+        self._in_flight, self._device = rounds_in_flight, device
         self._manifest, self._digest, self._address = manifest, digest, address
         self._round_s = round_s
         self.slots = Slots(manifest, next_token)
@@ -85,7 +86,7 @@ class ScriptedWorker:
         return WorkerHello(
             instance=self.instance,
             abi=ABI,
-            device="cpu",
+            device=self._device,
             device_uuid="cpu",
             manifest_digest=self._digest,
             plan_region=msgspec.msgpack.encode(self._plan_region.handle),

@@ -69,6 +69,27 @@ def test_a_look_for_work_comes_between_the_lines_of_one_entry(tmp_path: Path, mo
     assert [line["number"] for line in debug(tmp_path)] == list(range(50))
 
 
+def test_others_get_their_turn_between_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write each: lines that take as long as a slice may are not collected into longer ones."""
+    writes: list[int] = []
+    write = os.write
+
+    def noted(descriptor: int, data: bytes) -> int:
+        writes.append(data.count(b"\n"))
+        return write(descriptor, data)
+
+    def slow(numbers: range) -> Iterator[dict[str, Any]]:
+        for number in numbers:
+            time.sleep(log_queue.SLICE_NS / 1e9)
+            yield {"number": number}
+
+    logs.configure("worker", LogConfig(log_dir=tmp_path))
+    monkeypatch.setattr("shared.log_file.os.write", noted)
+    DebugLines("request.round", slow).write(range(20), 20)
+    wait_until(lambda: sum(writes) == 20, 20, "all lines")
+    assert writes == [1] * 20
+
+
 def test_a_disk_that_hangs_holds_no_loop_up_and_bounds_what_it_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

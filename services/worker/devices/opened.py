@@ -7,30 +7,42 @@ worker that has them lets a child of its own do it once: `python -m services.wor
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import msgspec
+import structlog
 
+from services.worker.beside import end_with
 from shared.cuda_regions import CudaRegion, create_cuda, open_cuda
 from shared.errors import RegionError
 from shared.messages.common import new_instance
 from shared.regions import RegionHandle
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 15.0
 """A context takes a second; many at once on one machine take several."""
 
 
 def opened_once(handle: RegionHandle) -> None:
     """Another process opens the region and ends. Raises `RegionError` with what it said."""
-    command = [sys.executable, "-m", "services.worker.devices.opened", msgspec.json.encode(handle).decode()]
+    data = msgspec.json.encode(handle).decode()
+    command = [sys.executable, "-m", "services.worker.devices.opened", str(os.getpid()), data]
     try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE_S)
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        raise RegionError(f"another process could not open a region of this one: {said[-1] if said else ''}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RegionError(f"another process could not open a region of this one: {error}") from error
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        said = child.communicate(timeout=_PATIENCE_S)[1].strip()
+    except subprocess.TimeoutExpired as error:
+        child.kill()  # and not waited for: it may hang in the driver
+        if child.stderr is not None:
+            child.stderr.close()
+        raise RegionError(f"another process did not open a region of this one in {_PATIENCE_S:g} s") from error
+    except OSError as error:
+        raise RegionError(f"another process could not be started to open a region of this one: {error}") from error
+    if child.returncode:
+        reason = said.splitlines()[-1] if said else f"it ended with {child.returncode}"
+        raise RegionError(f"another process could not open a region of this one: {reason}")
 
 
 def opened_region() -> CudaRegion:
@@ -44,5 +56,15 @@ def opened_region() -> CudaRegion:
     return region
 
 
+def opened_if_possible() -> CudaRegion | None:
+    """The same for a worker, whose rounds are right without it too, and which says so in its log."""
+    try:
+        return opened_region()
+    except RegionError as error:
+        structlog.get_logger().warning("worker.not_opened", reason=str(error))
+        return None
+
+
 if __name__ == "__main__":
-    open_cuda(msgspec.json.decode(sys.argv[1], type=RegionHandle)).close()
+    end_with(int(sys.argv[1]))
+    open_cuda(msgspec.json.decode(sys.argv[2], type=RegionHandle)).close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
-import structlog
 import torch
 
 from recipes.declaration import LoadConfig
@@ -15,7 +14,7 @@ from services.worker.arena import prepare_bill
 from services.worker.config import WorkerConfig
 from services.worker.devices.catalog import DeviceCatalog
 from services.worker.devices.cuda import CudaFrames
-from services.worker.devices.opened import opened_region
+from services.worker.devices.opened import opened_if_possible
 from services.worker.devices.readiness import Compilations, Readiness
 from services.worker.devices.recorder import Recorder
 from services.worker.devices.tables import CudaTables
@@ -25,7 +24,7 @@ from services.worker.rows import Tables
 from shared.byte_sizes import bytes_of
 from shared.cuda_driver import bind
 from shared.cuda_regions import CudaRegion
-from shared.errors import ManifestError, RegionError
+from shared.errors import ManifestError
 from shared.manifest import Manifest
 
 
@@ -82,18 +81,16 @@ class CudaPreparation:
             catalog.capture()
         if mirror is not None:
             with ready.phase("opened"):
-                self._be_opened()
+                self._opened = opened_if_possible()
         gc.collect()
         gc.freeze()
         ready.report(bill.total, graphs=len(manifest.graphs), nodes=sum(self.frames.nodes))
         return catalog
 
-    def _be_opened(self) -> None:
-        """Rounds are faster once another process has opened memory of this one; without that they are right too."""
-        try:
-            self._opened = opened_region()
-        except RegionError as error:
-            structlog.get_logger().warning("worker.not_opened", reason=str(error))
+    @property
+    def opened(self) -> bool:
+        """Whether another process has opened memory of this one, as far as this one has seen to it."""
+        return self._opened is not None
 
     def _load_config(self) -> LoadConfig:
         geometry = self._manifest.geometry
