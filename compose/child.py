@@ -7,26 +7,17 @@ Run as `python -m compose.child PARENT LIFELINE PULSE COMMAND`, the two in the m
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import threading
 import time
 
+from shared.parent import end_with
 from shared.pulse import PULSE
 
-_PR_SET_PDEATHSIG = 1
 INSIST_S = 2.0
 """A supervisor's death is answered within twice this."""
-
-
-def follow(parent: int) -> None:
-    """Asks the kernel for SIGTERM at the parent's death; exits at once when it is dead already."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        raise SystemExit(1)
 
 
 def watch(descriptor: int) -> None:
@@ -42,7 +33,7 @@ def watch(descriptor: int) -> None:
 def main() -> None:
     """Ties this process to its supervisor and becomes `flare COMMAND ...`."""
     parent, lifeline, pulse = (int(argument) for argument in sys.argv[1:4])
-    follow(parent)
+    end_with(parent, signal.SIGTERM)
     os.set_inheritable(lifeline, False)
     threading.Thread(target=watch, args=(lifeline,), name="supervisor-watch", daemon=True).start()
     PULSE.connect(pulse)

@@ -19,10 +19,10 @@ COLLECT_S = 0.05
 SLICE_NS = 40_000
 """For so long lines are made before they are written and others get the interpreter, which they cannot have meanwhile:
 short rounds of a GPU leave 0.15 ms between the end of one and the launch of the next but one (docs/adr/0013)."""
-BACKLOG, BACKLOG_NS = 250, 200_000
-"""With so many entries queued a slice is longer, or a loop that never lets go of the interpreter costs lines."""
 IDLE_NS = 10_000
 """The same of a loop that has nothing else to do, and looks for it again in between."""
+BACKLOG, BACKLOG_NS = 250, 200_000
+"""With so many entries queued a slice is longer, or a loop that never lets go of the interpreter costs lines."""
 TURN_S = 0.0001
 """A pause between slices: who wants the interpreter gets it then, and not after the switch interval."""
 WRITTEN = 256

@@ -100,7 +100,7 @@ def on_cuda(config: WorkerConfig, found: Manifest, frames: Frames, rounds: list[
         copied = bandwidth(WARM_S)
         if made.region is not None:
             opened_once(made.region.handle)
-        elif not preparation.opened:
+        elif preparation.opened is None:
             raise ContractBreach("no other process has opened memory of this one, and its rounds are slow")
         replayed = _queued(catalog, made, frames, rounds)
         nodes = dict(zip(catalog.order, made.nodes, strict=True))

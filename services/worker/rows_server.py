@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from services.worker.beside import end_with, prctl
 from services.worker.rows_cache import RowCache
 from services.worker.rows_reader import RowReader
 from shared.errors import FlareError
 from shared.frames import Array
 from shared.mailbox import Answer, Mailbox, Tally, mailbox, mailbox_layout
+from shared.parent import end_with, prctl
 from shared.regions import RegionHandle, open_region
 
 _PR_SET_TIMERSLACK = 29
@@ -120,7 +120,7 @@ def serve(desks: tuple[Desk, ...]) -> None:
 
 def _follow(parent: int) -> None:
     """Ends this process when its worker does: by the kernel, even while stopped, and by the end of its input."""
-    end_with(parent)
+    end_with(parent, signal.SIGKILL)
 
     def watch() -> None:
         while os.read(0, 1):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import orjson
 
+from tests.fixtures.harness import wait_until
 from tests.frontend.client import Chat
 from tests.frontend.conftest import wait_ready
 from tests.frontend.scripted_scheduler import SOON_S, ScriptedScheduler
@@ -85,8 +86,11 @@ def deployed(core: tuple[Path, str], tmp_path: Path, drain: float = 5.0) -> Iter
 
 def unready(child: Child) -> str:
     """Waits until the frontend says that it is not ready, and returns why; each look is a connection of its own."""
-    deadline = time.monotonic() + SOON_S
-    while (response := httpx.get(f"{child.chat.client.base_url}/ready")).status_code != 503:
-        assert time.monotonic() < deadline, "it stayed ready"
-        time.sleep(0.02)
-    return str(response.json()["reason"])
+    looks: list[httpx.Response] = []
+
+    def told() -> bool:
+        looks.append(httpx.get(f"{child.chat.client.base_url}/ready"))
+        return looks[-1].status_code == 503
+
+    wait_until(told, SOON_S, "it is not ready")
+    return str(looks[-1].json()["reason"])

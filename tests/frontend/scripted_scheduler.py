@@ -32,6 +32,7 @@ EPOCH = 7
 SOON_S = 20.0
 """Longest that a test waits for what takes milliseconds on a machine that has nothing else to do."""
 Kind = TypeVar("Kind", bound=Message)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,15 @@ class _Running:
 def _logprobs(token: int, top: int) -> TokenLogprobs:
     """Values that tests can predict."""
     return TokenLogprobs(logprob=-token / 1000, top=tuple((token + i, -(token + i) / 1000) for i in range(top)))
+
+
+def _enough(look: Callable[[], list[Found]], count: int, what: str, seconds: float) -> list[Found]:
+    """Looks until there are so many."""
+    deadline = time.monotonic() + seconds
+    while len(found := look()) < count:
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.005)
+    return found
 
 
 class ScriptedScheduler:
@@ -124,19 +134,13 @@ class ScriptedScheduler:
         self, kind: type[Kind], count: int = 1, *, request: str | None = None, timeout: float = SOON_S
     ) -> list[Kind]:
         """Waits until so many messages of a kind have come, of one request or of all."""
-        deadline = time.monotonic() + timeout
-        while len(found := self.of(kind, request)) < count:
-            assert time.monotonic() < deadline, f"no {kind.__name__} within {timeout} s"
-            time.sleep(0.005)
-        return found
+        return _enough(lambda: self.of(kind, request), count, kind.__name__, timeout)
 
     def safe(self, request: str, count: int) -> list[Safe]:
         """Waits until so many acknowledgements of a request have come, and returns all."""
-        deadline = time.monotonic() + SOON_S
-        while len(found := [one for ack in self.of(Ack) for one in ack.safe if one.request == request]) < count:
-            assert time.monotonic() < deadline, f"{len(found)} acknowledgements within {SOON_S} s"
-            time.sleep(0.005)
-        return found
+        return _enough(
+            lambda: [one for ack in self.of(Ack) for one in ack.safe if one.request == request], count, "Safe", SOON_S
+        )
 
     @property
     def running(self) -> int:

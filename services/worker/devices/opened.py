@@ -2,22 +2,23 @@
 
 If that happens after capture, a card replays whole rounds of this process faster, SmolLM2's by 0.04 ms of 0.44, and
 goes on so when the other has ended; nobody knows why (docs/log.md). Frames in host memory are opened by nobody, so a
-worker that has them lets a child of its own do it once: `python -m services.worker.devices.opened HANDLE`.
+worker that has them lets a child do it once: `python -m services.worker.devices.opened PARENT HANDLE`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import msgspec
 import structlog
 
-from services.worker.beside import end_with
 from shared.cuda_regions import CudaRegion, create_cuda, open_cuda
 from shared.errors import RegionError
 from shared.messages.common import new_instance
+from shared.parent import end_with
 from shared.regions import RegionHandle
 
 _PATIENCE_S = 15.0
@@ -66,5 +67,5 @@ def opened_if_possible() -> CudaRegion | None:
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[1]))
+    end_with(int(sys.argv[1]), signal.SIGKILL)
     open_cuda(msgspec.json.decode(sys.argv[2], type=RegionHandle)).close()

@@ -44,6 +44,7 @@ def served_recipe(manifest: Manifest, deterministic: bool) -> DeviceRecipe:
 class CudaPreparation:
     """Prepares one worker's core on the GPU; afterwards `frames` holds what the scheduler reads.
 
+    With frames on the host `opened` is a region that another process has opened, if one could.
     Whoever passes `tables` closes them; without them no embedding table may lie behind a row server.
     """
 
@@ -53,7 +54,7 @@ class CudaPreparation:
         self._tables = CudaTables(tables, bind())
         self.device_uuid = bind().device_uuid
         self.frames: CudaFrames | None = None
-        self._opened: CudaRegion | None = None
+        self.opened: CudaRegion | None = None
 
     def prepare(self) -> DeviceCatalog:
         """A warmed, captured and frozen catalog. Raises `MemoryRefused`, `ManifestError` or `CheckpointError`."""
@@ -81,16 +82,11 @@ class CudaPreparation:
             catalog.capture()
         if mirror is not None:
             with ready.phase("opened"):
-                self._opened = opened_if_possible()
+                self.opened = opened_if_possible()
         gc.collect()
         gc.freeze()
         ready.report(bill.total, graphs=len(manifest.graphs), nodes=sum(self.frames.nodes))
         return catalog
-
-    @property
-    def opened(self) -> bool:
-        """Whether another process has opened memory of this one, as far as this one has seen to it."""
-        return self._opened is not None
 
     def _load_config(self) -> LoadConfig:
         geometry = self._manifest.geometry
@@ -113,7 +109,7 @@ class CudaPreparation:
 
     def close(self) -> None:
         """Gives the frames and tables back; not while a round may run."""
-        for held in (self.frames, self._opened):
+        for held in (self.frames, self.opened):
             if held is not None:
                 held.close()
         self._tables.close()

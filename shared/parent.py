@@ -1,4 +1,4 @@
-"""Processes beside a worker: the kernel ends them when the worker ends. Imports no torch."""
+"""A process that ends when the one that started it does: the kernel sees to it. Imported by every process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def end_with(parent: int) -> None:
-    """This process is killed when the thread of `parent` that started it ends, even while stopped; now if it has."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Asks the kernel for signal `number` when the thread of `parent` that started this process ends.
+
+    Exits at once when that process is dead already. Raises `OSError`.
+    """
+    prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         raise SystemExit(1)
